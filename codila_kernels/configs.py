@@ -1,0 +1,115 @@
+"""Tile choices: pure functions of vocabulary width, embedding width, dtype and chip.
+
+The number of rows is deliberately not an argument. The tile sizes and the way the vocabulary is
+cut into chunks fix the order in which a row's terms are added; were they to depend on the batch,
+a row's bits would too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+_CORES = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "gfx942": 304, "interpreter": 1}
+"""Multiprocessors of a full chip (A100, H100/H200, B200, MI300X): how many programs fill it."""
+
+CHIPS = ("sm_80", "sm_90", "sm_100", "gfx942")
+"""Chips with configs of their own; others take those of the nearest, see `chip_of`."""
+
+SHARED_MEMORY_LIMIT = {
+    "sm_80": 99 * 1024,  # sm_86 and sm_89 take these configs, and have no more
+    "sm_90": 227 * 1024,
+    "sm_100": 227 * 1024,
+    "gfx942": 64 * 1024,
+}
+"""Bytes of shared memory that one program may use."""
+
+
+@dataclass(frozen=True)
+class VocabStatsConfig:
+    """One program owns one row and one chunk of `block_v` columns."""
+
+    block_v: int
+    chunks: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class ExpectedEmbeddingConfig:
+    """One program owns `block_r` rows, `block_d` columns of the table and `chunk` ids."""
+
+    block_r: int
+    block_v: int
+    block_d: int
+    chunk: int
+    chunks: int
+    num_warps: int
+    num_stages: int
+
+
+def vocab_stats_config(width: int, dtype: torch.dtype, chip: str) -> VocabStatsConfig:
+    """Config for `width` usable columns of logits in `dtype`."""
+    largest = 256 if chip == "interpreter" else 4096
+    # 4096 float32 values over 4 warps are 32 registers a thread; the tile is read once and every
+    # quantity of it is derived from registers. Wider tiles spill, narrower ones make more states.
+    block_v = min(largest, max(128, next_power_of_two(width)))
+    return VocabStatsConfig(block_v=block_v, chunks=ceil_div(width, block_v), num_warps=4)
+
+
+def expected_embedding_config(
+    width: int, embedding: int, dtype: torch.dtype, chip: str
+) -> ExpectedEmbeddingConfig:
+    """Config for `width` usable ids and a table [Va, `embedding`] in `dtype`."""
+    if chip == "interpreter":
+        block_r, block_v, block_d, num_warps, num_stages = 16, 32, 64, 4, 1
+    elif dtype not in _LOW_PRECISION:
+        # IEEE float32 products run on the ordinary units: small tiles keep operands in registers
+        block_r, block_v, block_d, num_warps, num_stages = 16, 32, 64, 4, 2
+    elif chip == "gfx942":
+        block_r, block_v, block_d, num_warps, num_stages = 64, 64, 128, 4, 2
+    else:
+        # 64 rows are one warp-group instruction and hold a usual step's rows in a single tile, so
+        # that the table crosses the chip once; 64 x 128 float32 sums are 64 registers a thread
+        block_r, block_v, block_d, num_warps, num_stages = 64, 64, 128, 4, 3
+    block_d = min(block_d, max(16, next_power_of_two(embedding)))
+    block_v = min(block_v, max(16, next_power_of_two(width)))
+    # Two programs per multiprocessor and tile of rows; each chunk costs a partial sum [R, D] in
+    # float32, written and read again, so a chunk is at least four tiles long.
+    wanted = ceil_div(2 * _CORES[chip], ceil_div(embedding, block_d))
+    wanted = max(1, min(wanted, ceil_div(width, 4 * block_v)))
+    chunk = block_v * ceil_div(ceil_div(width, wanted), block_v)
+    return ExpectedEmbeddingConfig(
+        block_r=block_r,
+        block_v=block_v,
+        block_d=block_d,
+        chunk=chunk,
+        chunks=ceil_div(width, chunk),
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+
+
+def combine_block(embedding: int) -> int:
+    """Columns that one program of a combine kernel owns."""
+    return min(256, max(16, next_power_of_two(embedding)))
+
+
+def chip_of(device: torch.device) -> str:
+    """The chip whose configs fit `device`; ``"interpreter"`` for the CPU."""
+    if device.type != "cuda":
+        return "interpreter"
+    if torch.version.hip:
+        return "gfx942"
+    major, _ = torch.cuda.get_device_capability(device)
+    return {8: "sm_80", 9: "sm_90", 10: "sm_100"}.get(major, "sm_80")
+
+
+def next_power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,0 +1,207 @@
+"""The Triton kernels as torch operators ``codila_kernels::*``: schema, fake, device code, gradient.
+
+Registered as operators the kernels are opaque to `torch.compile` (no graph break) and visible to
+autograd, profilers and `torch.library.opcheck`. Triton itself is imported by the first call.
+Arguments arrive checked by `codila_kernels.ops`; `width` is the number of usable columns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from codila_kernels.reference import usable_logits
+
+_NAMESPACE = "codila_kernels"
+_DEVICES = ("cpu", "cuda")  # ROCm devices are "cuda" to torch; the CPU serves the interpreter
+
+# Vocabulary columns whose probabilities the backward pass holds at a time.
+_BACKWARD_CHUNK = 16384
+
+torch.library.define(
+    f"{_NAMESPACE}::vocab_stats",
+    "(Tensor logits, float temperature, SymInt width, int[] banned_ids)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+torch.library.define(
+    f"{_NAMESPACE}::expected_embedding",
+    "(Tensor logits, Tensor table, Tensor? rows, Tensor? top1_id, float temperature,"
+    " SymInt width, int[] banned_ids) -> Tensor",
+)
+
+
+def vocab_stats(
+    logits: Tensor, temperature: float, width: int, banned_ids: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Call the operator: lse, entropy, top1_id, top1_prob, margin of logits [R, >= width]."""
+    return torch.ops.codila_kernels.vocab_stats(logits, float(temperature), width, banned_ids)
+
+
+def expected_embedding(
+    logits: Tensor,
+    table: Tensor,
+    rows: Tensor | None,
+    top1_id: Tensor | None,
+    temperature: float,
+    width: int,
+    banned_ids: Sequence[int],
+) -> Tensor:
+    """Call the operator: soft tokens [N or R, D]."""
+    return torch.ops.codila_kernels.expected_embedding(
+        logits, table, rows, top1_id, float(temperature), width, banned_ids
+    )
+
+
+def _on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+
+
+def _unit_columns(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+@torch.library.impl(f"{_NAMESPACE}::vocab_stats", _DEVICES)
+def _vocab_stats_device(
+    logits: Tensor, temperature: float, width: int, banned_ids: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    from codila_kernels.kernels.vocab_stats import vocab_stats_triton
+
+    with _on_device_of(logits):
+        return vocab_stats_triton(_unit_columns(logits), temperature, width, tuple(banned_ids))
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::vocab_stats")
+def _vocab_stats_fake(
+    logits: Tensor, temperature: float, width: int, banned_ids: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def row(dtype: torch.dtype) -> Tensor:
+        return logits.new_empty((logits.shape[0],), dtype=dtype)
+
+    return (
+        row(torch.float32),
+        row(torch.float32),
+        row(torch.int64),
+        row(torch.float32),
+        row(torch.float32),
+    )
+
+
+@torch.library.impl(f"{_NAMESPACE}::expected_embedding", _DEVICES)
+def _expected_embedding_device(
+    logits: Tensor,
+    table: Tensor,
+    rows: Tensor | None,
+    top1_id: Tensor | None,
+    temperature: float,
+    width: int,
+    banned_ids: Sequence[int],
+) -> Tensor:
+    from codila_kernels.kernels.expected_embedding import expected_embedding_triton
+
+    with _on_device_of(logits):
+        return expected_embedding_triton(
+            _unit_columns(logits),
+            _unit_columns(table),
+            None if rows is None else rows.contiguous(),
+            None if top1_id is None else top1_id.contiguous(),
+            temperature,
+            width,
+            tuple(banned_ids),
+        )
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::expected_embedding")
+def _expected_embedding_fake(
+    logits: Tensor,
+    table: Tensor,
+    rows: Tensor | None,
+    top1_id: Tensor | None,
+    temperature: float,
+    width: int,
+    banned_ids: Sequence[int],
+) -> Tensor:
+    count = logits.shape[0] if rows is None else rows.shape[0]
+    return table.new_empty((count, table.shape[1]))
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    logits, table, rows, _, ctx.temperature, ctx.width, ctx.banned_ids = inputs
+    ctx.save_for_backward(logits, table, rows, output)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    logits, table, rows, output = ctx.saved_tensors
+    grad_logits, grad_table = expected_embedding_backward(
+        grad,
+        output,
+        logits,
+        table,
+        rows,
+        ctx.temperature,
+        ctx.width,
+        ctx.banned_ids,
+        needs=(ctx.needs_input_grad[0], ctx.needs_input_grad[1]),
+    )
+    return grad_logits, grad_table, None, None, None, None, None
+
+
+torch.library.register_autograd(
+    f"{_NAMESPACE}::expected_embedding", _backward, setup_context=_setup_context
+)
+
+
+def expected_embedding_backward(
+    grad: Tensor,
+    output: Tensor,
+    logits: Tensor,
+    table: Tensor,
+    rows: Tensor | None,
+    temperature: float,
+    width: int,
+    banned_ids: Sequence[int],
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the soft token with respect to logits and table, as far as they are needed.
+
+    With g the gradient [N, D], p the probabilities and o the output:
+
+        dE_v  = sum_r p_rv g_r
+        dz_rv = p_rv / T * (g_r . E_v - g_r . o_r)
+
+    The probabilities are recomputed piece by piece of the vocabulary, in float32: memory is that
+    of one piece, [N, 16384], beside the gradients themselves. Where `rows` repeats a row of
+    logits its gradients are added up, on a GPU in no fixed order.
+    """
+
+    def piece(start: int) -> Tensor:
+        stop = min(start + _BACKWARD_CHUNK, width)
+        part = logits[:, start:stop] if rows is None else logits[:, start:stop][rows]
+        return usable_logits(part, None, [i - start for i in banned_ids if start <= i < stop])
+
+    starts = range(0, width, _BACKWARD_CHUNK)
+    m = torch.stack([piece(start).amax(-1) for start in starts]).amax(0).unsqueeze(-1)
+
+    def exponentials(start: int) -> Tensor:
+        return ((piece(start) - m) / temperature).exp()
+
+    total = torch.stack([exponentials(start).sum(-1) for start in starts]).sum(0).unsqueeze(-1)
+    g = grad.to(total.dtype)
+    along = (g * output).sum(-1, keepdim=True)
+    grad_table = torch.zeros_like(table) if needs[1] else None
+    grad_logits = torch.zeros_like(logits) if needs[0] else None
+    for start in starts:
+        p = exponentials(start) / total
+        part = slice(start, start + p.shape[-1])
+        if grad_table is not None:
+            grad_table[part] = (p.mT @ g).to(table.dtype)
+        if grad_logits is not None:
+            dz = p / temperature * (g @ table[part].to(g.dtype).mT - along)
+            if rows is None:
+                grad_logits[:, part] = dz.to(logits.dtype)
+            else:
+                grad_logits[:, part].index_add_(0, rows, dz.to(logits.dtype))
+    return grad_logits, grad_table
