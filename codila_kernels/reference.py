@@ -398,20 +398,23 @@ def _sampling_weights(z: Tensor, m: Tensor, temperature: float) -> Tensor:
 def _nucleus_edge(
     z: Tensor, m: Tensor, weight: Tensor, temperature: float, limit: int | None, top_p: float
 ) -> tuple[Tensor, Tensor]:
-    """Smallest kept logit and number of kept entries, both [R, 1], of the nucleus."""
-    total = None if limit is not None else weight.sum(-1, keepdim=True)
-    width = z.shape[-1]
-    size = width if limit is None else limit
-    # Host memory can be asked whether a short list holds every nucleus, without making a device
-    # wait; a full sort costs the CPU several times as much. The sums are exact integers, so the
-    # answer is the same either way.
-    sizes = (_SHORT_LIST, size) if z.device.type == "cpu" and size > _SHORT_LIST else (size,)
-    for size in sizes:
+    """Smallest kept logit and number of kept entries, both [R, 1], of the nucleus.
+
+    The probabilities are those of the `limit` largest logits, of all where it is None. Host
+    memory can be asked whether a short list holds every nucleus without making a device wait, and
+    a full sort costs the CPU several times as much: there a short list is tried first. The sums
+    are exact integers, so the answer is the same either way.
+    """
+    whole = weight.sum(-1, keepdim=True) if limit is None else None
+    longest = z.shape[-1] if limit is None else limit
+    short = whole is not None and z.device.type == "cpu" and longest > _SHORT_LIST
+    for size in (_SHORT_LIST, longest) if short else (longest,):
         ranked = z.topk(size, dim=-1).values
         reached = _sampling_weights(ranked, m, temperature).cumsum_(-1)
-        bound = ((reached[:, -1:] if total is None else total).to(torch.float64) * top_p).ceil()
-        before = torch.searchsorted(reached, bound.to(torch.int64))  # entries short of p
-        if size == sizes[-1] or bool((before < size).all()):
+        total = reached[:, -1:] if whole is None else whole
+        bound = (total.to(torch.float64) * top_p).ceil().to(torch.int64)
+        before = torch.searchsorted(reached, bound)  # entries whose run falls short of p
+        if short and bool((before < size).all()):
             break
     last = before.clamp_max_(size - 1)
     return ranked.gather(-1, last), last + 1

@@ -180,7 +180,6 @@ def _of_kind(table: dict[tuple[str, str], P], kind: str) -> tuple[P, ...]:
 
 _SOURCE_DRAWS = tuple(s for s in SOURCES.values() for _ in range(s.weight))
 _PREDICATE_DRAWS = {
-    # One filter in five keeps everything; the others share the rest.
     kind: tuple(
         piece
         for piece in _of_kind(PREDICATES, kind)

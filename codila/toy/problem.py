@@ -57,6 +57,8 @@ def select_inputs(c: Composition) -> tuple[tuple[Any, ...], ...] | None:
     """Inputs that tell ``c`` from all its neighbours, or None if there are no such inputs."""
     rng = random.Random(c.key)
     kinds, constants = c.pieces[0].inputs, c.constants()
+    if c.predicate[0] in ("positive", "negative"):
+        constants.append(0)
     candidates: list[tuple[Any, ...]] = []
     for i in range(_CANDIDATES):
         size = i if i < 2 else 3 + i % 5

@@ -18,8 +18,8 @@ END = "<|endoftext|>"
 DLM_TOKENS = (END, "<|beginoftext|>", "<|mask|>")
 AR_TOKENS = (END, "<tool_response>", "</tool_response>", "<think>", "</think>")
 
-# The words of a piece never cross a line or a case of letters and digits; digits stand alone,
-# and a run of indentation is a piece of its own.
+# What a merge may not cross: letters, digits and punctuation stay apart, every digit stands
+# alone, and a run of indentation is a piece of its own.
 _PIECES = Regex(
     r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )

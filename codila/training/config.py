@@ -23,8 +23,9 @@ def load_recipe(cls: type[T], kind: str, name_or_file: str, overrides: dict[str,
     bundled = configs / f"{kind}-{name_or_file}.json"
     path = bundled if bundled.is_file() else Path(name_or_file)
     if not path.is_file():
-        names = sorted(p.name[len(kind) + 1 : -5] for p in configs.iterdir()
-                       if p.name.startswith(f"{kind}-"))
+        names = sorted(
+            p.name[len(kind) + 1 : -5] for p in configs.iterdir() if p.name.startswith(f"{kind}-")
+        )
         raise ValueError(f"no recipe {name_or_file!r}: give one of {names} or a JSON file")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))

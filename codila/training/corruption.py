@@ -23,9 +23,7 @@ def stratified_times(rows: int, low: float, high: float, generator: torch.Genera
     return low + (high - low) * (slots + (1 - u)) / rows
 
 
-def mask_units(
-    rows: int, length: int, unit: int, t: Tensor, generator: torch.Generator
-) -> Tensor:
+def mask_units(rows: int, length: int, unit: int, t: Tensor, generator: torch.Generator) -> Tensor:
     """Masked positions ``[rows, length]`` (bool): whole units, at least one unit per row.
 
     Args:

@@ -82,9 +82,7 @@ class Loop:
         self.model, self.config, self.folder = model, config, folder
         self.batch_loss, self.evaluate = batch_loss, evaluate
         self.recipe = json.loads(json.dumps(recipe))
-        self.optimizers = build_optimizers(
-            model, muon_lr=config.muon_lr, adam_lr=config.adam_lr
-        )
+        self.optimizers = build_optimizers(model, muon_lr=config.muon_lr, adam_lr=config.adam_lr)
         self.step = 0
         self.tokens = 0
         self.seconds = 0.0

@@ -1,44 +1,61 @@
 """Every spelling of a composition computes what its definition says."""
 
+import itertools
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from codila.toy.body import render_body
 from codila.toy.chooser import Chooser, enumerate_spellings
-from codila.toy.composition import Composition, draw, every_composition
+from codila.toy.composition import Composition, draw, is_meaningful
 from codila.toy.docstring import render_docstring
+from codila.toy.pieces import MAPS, PREDICATES
 from codila.toy.problem import select_inputs
+from codila.toy.reductions import REDUCTIONS
 from codila.toy.sources import SOURCES
-from tests.toy.support import function
+
+Build = Callable[[str, str, str], Callable[..., Any]]
 
 
 def _parameters(c: Composition) -> tuple[str, ...]:
     return tuple(names[0] for names in c.pieces[0].parameters)
 
 
+def _pick(rng: random.Random, table: dict, kind: str) -> tuple[str, Any]:
+    piece = rng.choice([piece for (piece_kind, _), piece in table.items() if piece_kind == kind])
+    return piece.name, rng.choice(piece.constants)
+
+
 def _one_per_combination() -> list[Composition]:
     """Each source x reduction x map and source x reduction x predicate, with one constant."""
     rng = random.Random(0)
-    everything = list(every_composition(branches=False))
-    rng.shuffle(everything)
     seen: set[tuple[str, ...]] = set()
     chosen = []
-    for c in everything:
-        head = (c.source[0], c.reduction[0])
-        combinations = {(*head, "map", c.map[0]), (*head, "predicate", c.predicate[0])}
-        if not combinations <= seen and select_inputs(c) is not None:
+    for source in SOURCES.values():
+        for reduction, _ in itertools.product(source.reductions, range(80)):
+            c = Composition(
+                (source.name, rng.choice(source.constants)),
+                _pick(rng, PREDICATES, source.kind),
+                _pick(rng, MAPS, source.map_kind),
+                (reduction, rng.choice(REDUCTIONS[reduction].constants)),
+            )
+            head = (source.name, reduction)
+            combinations = {(*head, "map", c.map[0]), (*head, "predicate", c.predicate[0])}
+            if combinations <= seen or not is_meaningful(c) or select_inputs(c) is None:
+                continue
             seen |= combinations
             chosen.append(c)
     branches: dict[tuple[str, ...], Composition] = {}
-    while len(branches) < 150:
+    while len(branches) < 80:
         c = draw(rng)
         if c.otherwise is not None and select_inputs(c) is not None:
             branches.setdefault((c.source[0], c.reduction[0], c.map[0], c.otherwise[0]), c)
     return chosen + list(branches.values())
 
 
-def _mismatch(c: Composition, body: str) -> str | None:
+def _mismatch(c: Composition, body: str, function: Build) -> str | None:
     parameters = _parameters(c)
     candidate = function(f"def f({', '.join(parameters)}):\n", body, "f")
     inputs = select_inputs(c)
@@ -55,20 +72,29 @@ def combinations() -> list[Composition]:
     return _one_per_combination()
 
 
-def test_every_spelling_agrees_with_the_definition(combinations: list[Composition]) -> None:
+def test_every_spelling_agrees_with_the_definition(
+    combinations: list[Composition], function: Build
+) -> None:
     bodies = 0
     for c in combinations:
         spellings = set(enumerate_spellings(lambda ch, c=c: render_body(c, _parameters(c), ch)))
         assert len(spellings) > 1, c.key
         for body in spellings:
-            assert (problem := _mismatch(c, body)) is None, problem
+            assert (problem := _mismatch(c, body, function)) is None, problem
         bodies += len(spellings)
     assert bodies > 10_000
 
 
-def test_names_never_collide() -> None:
+def test_every_piece_is_covered(combinations: list[Composition]) -> None:
+    predicates = {(c.pieces[0].kind, c.predicate[0]) for c in combinations}
+    maps = {(c.pieces[0].map_kind, c.map[0]) for c in combinations}
+    reductions = {c.reduction[0] for c in combinations}
+    assert (predicates, maps, reductions) == (set(PREDICATES), set(MAPS), set(REDUCTIONS))
+
+
+def test_names_never_collide(function: Build) -> None:
     rng = random.Random(1)
-    for _ in range(2000):
+    for _ in range(1000):
         c = draw(rng)
         if select_inputs(c) is None:
             continue

@@ -1,9 +1,13 @@
-"""Small mistakes in a solution, of the kind a language model makes."""
+"""Helpers of the toy-problem tests, as fixtures: running rendered code, and small mistakes."""
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from codila.toy import Problem
 
@@ -37,7 +41,7 @@ _SWAPS = (
 )
 
 
-def mutate(problem: Problem, rng: random.Random) -> str | None:
+def _mutate(problem: Problem, rng: random.Random) -> str | None:
     """The solution with one operator, comparison, call or constant changed, or None."""
     changes: list[tuple[int, int, str]] = []
     for pattern, replacements in _SWAPS:
@@ -49,3 +53,38 @@ def mutate(problem: Problem, rng: random.Random) -> str | None:
         return None
     start, end, text = rng.choice(changes)
     return problem.solution[:start] + text + problem.solution[end:]
+
+
+def _function(header: str, body: str, name: str) -> Callable[..., Any]:
+    """The function called ``name`` that ``header + body`` defines."""
+    namespace: dict[str, Any] = {}
+    exec(header + body, namespace)
+    return namespace[name]
+
+
+def _passes(problem: Problem, body: str) -> bool:
+    """Whether ``body`` passes the problem's tests."""
+    check = _function("", problem.tests, "check")
+    try:
+        check(_function(problem.prompt, body, problem.entry_point))
+    except Exception:
+        return False
+    return True
+
+
+@pytest.fixture(scope="session")
+def function() -> Callable[[str, str, str], Callable[..., Any]]:
+    """``function(header, body, name)``: the function that the text defines."""
+    return _function
+
+
+@pytest.fixture(scope="session")
+def passes() -> Callable[[Problem, str], bool]:
+    """``passes(problem, body)``: whether the body passes the problem's tests."""
+    return _passes
+
+
+@pytest.fixture(scope="session")
+def mutate() -> Callable[[Problem, random.Random], str | None]:
+    """``mutate(problem, rng)``: the solution with one small mistake, or None."""
+    return _mutate

@@ -1,0 +1,140 @@
+"""The AR model over one block: ``[window, <think>, e_1 .. e_B, </think>, x_1 .. x_{B-1}]``.
+
+The position of ``</think>`` predicts ``x_1``, the position of ``x_j`` predicts ``x_{j+1}``
+(paper, Fig. 2). Training (teacher forcing) and decoding (KV cache) share the layout below.
+Position ids count from 0 in every block: the AR model knows nothing of where the block stands.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from codila.conditioning import VocabularyBridge
+
+Sampler = Callable[[int, Tensor], Tensor]
+"""``(j, logits [M, valid_vocab]) -> ids [M]`` in the DLM's ids, for position j of each block."""
+
+
+class BlockDecoder:
+    """Decodes blocks of B tokens with any causal LM of transformers.
+
+    Args:
+        model: causal LM; its input embeddings and LM head are used through ``bridge``.
+        bridge: which DLM id is which row of the tables.
+        boundaries: AR ids of the opening and closing token, or None to leave both out.
+
+    Raises:
+        ValueError: an AR table with fewer rows than the bridge or the boundaries need.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        bridge: VocabularyBridge,
+        boundaries: tuple[int, int] | None,
+    ) -> None:
+        self.model, self.bridge, self.boundaries = model, bridge, boundaries
+        self._body: nn.Module = model.get_decoder()
+        self._embedding: nn.Module = model.get_input_embeddings()
+        self._head: nn.Module = model.get_output_embeddings()
+        self._rows = bridge.ar_rows()
+        needed = max([bridge.valid_vocab - 1, *bridge.id_map.values(), *(boundaries or ())]) + 1
+        have = self._embedding.weight.shape[0]
+        if have < needed:
+            raise ValueError(
+                f"the AR model has {have} embedding rows, the bridge needs {needed}: "
+                "give the AR model that codila.json was written for"
+            )
+        # transformers 5.24 renamed ``past_key_values`` to ``cache``.
+        names = inspect.signature(self._body.forward).parameters
+        self._cache_argument = "cache" if "cache" in names else "past_key_values"
+
+    @property
+    def table(self) -> Tensor:
+        """Input embeddings in the DLM's id order, ``[valid_vocab, D]``."""
+        return self._in_dlm_order(self._embedding.weight)
+
+    def layout(self, soft: Tensor, context: Tensor | None = None) -> Tensor:
+        """Prefix embeddings ``[M, W + B + 2, D]`` (``B`` without boundaries) of M blocks."""
+        parts = [] if context is None else [context]
+        if self.boundaries is None:
+            parts.append(soft)
+        else:
+            ids = torch.tensor(self.boundaries, device=soft.device)
+            opening, closing = self._embedding(ids).to(soft.dtype)[:, None, None].unbind(0)
+            shape = (soft.shape[0], 1, -1)
+            parts += [opening.expand(shape), soft, closing.expand(shape)]
+        return torch.cat(parts, dim=1)
+
+    def teacher_forced_logits(
+        self, soft: Tensor, ids: Tensor, context: Tensor | None = None
+    ) -> Tensor:
+        """Logits ``[M, B, valid_vocab]`` of every token of M blocks given the true ones before it.
+
+        Args:
+            soft: ``[M, B, D]`` soft tokens.
+            ids: ``[M, B]`` the blocks' tokens, DLM ids; the last one is not read.
+            context: ``[M, W, D]`` soft tokens in front of the opening boundary, or None.
+        """
+        teacher = self.table[ids[:, :-1]].to(soft.dtype)
+        embeds = torch.cat([self.layout(soft, context), teacher], dim=1)
+        hidden = self._body(inputs_embeds=embeds, use_cache=False).last_hidden_state
+        return self._logits(hidden[:, -ids.shape[1] :])
+
+    @torch.no_grad()
+    def decode(
+        self,
+        soft: Tensor,
+        known_ids: Tensor,
+        known: Tensor,
+        sampler: Sampler,
+        *,
+        steps: int | None = None,
+        context: Tensor | None = None,
+    ) -> Tensor:
+        """Write M blocks token by token: one prefill, then one cached step per further token.
+
+        Args:
+            soft: ``[M, B, D]``.
+            known_ids, known: ``[M, B]`` tokens that stand already; they are fed, not sampled.
+            sampler: draws the ids of one position.
+            steps: positions to write (default B); the rest of the result repeats ``known_ids``.
+            context: as in :meth:`teacher_forced_logits`.
+
+        Returns:
+            ``[M, B]`` int64 DLM ids.
+        """
+        out = known_ids.clone()
+        steps = soft.shape[1] if steps is None else steps
+        cache = DynamicCache(config=self.model.config)
+        hidden = self._cached(self.layout(soft, context), cache)
+        for j in range(steps):
+            drawn = sampler(j, self._logits(hidden[:, -1]))
+            out[:, j] = torch.where(known[:, j], known_ids[:, j], drawn)
+            if j + 1 < steps:
+                token = self._embedding(self._ar_ids(out[:, j])).unsqueeze(1)
+                hidden = self._cached(token.to(soft.dtype), cache)
+        return out
+
+    def _cached(self, embeds: Tensor, cache: DynamicCache) -> Tensor:
+        arguments: dict[str, Any] = {self._cache_argument: cache}
+        return self._body(inputs_embeds=embeds, use_cache=True, **arguments).last_hidden_state
+
+    def _ar_ids(self, ids: Tensor) -> Tensor:
+        return ids if self._rows is None else self._rows.to(ids.device)[ids]
+
+    def _in_dlm_order(self, weight: Tensor) -> Tensor:
+        if self._rows is None:
+            return weight[: self.bridge.valid_vocab]
+        return weight.index_select(0, self._rows.to(weight.device))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        bias = getattr(self._head, "bias", None)
+        bias = None if bias is None else self._in_dlm_order(bias)
+        return nn.functional.linear(hidden, self._in_dlm_order(self._head.weight), bias)

@@ -1,0 +1,120 @@
+"""One configuration for every way of decoding, saved and loaded like a transformers one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from codila.conditioning import parse_conditioning
+
+CONFIG_NAME = "generation_config.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """How to decode. Defaults are the paper's (Table 3) where it has one.
+
+    Attributes:
+        max_new_tokens: length of the canvas; a length that ``block_size`` does not divide is
+            decoded on a grid padded to whole blocks and returned as asked.
+        block_size: B, tokens of a block. The grid starts at the end of the prompt.
+        schedule: which positions to commit next; see :mod:`codila.schedules`.
+        blocks_per_step: m, blocks per step of the static schedule.
+        entropy_threshold: tau in nats, of the dynamic schedule.
+        confidence_threshold: c, of the threshold schedule.
+        scope_blocks: candidate blocks from the frontier on; 0 is the whole canvas.
+        tokens_per_step: K, of the baselines (entropy, confidence, margin).
+        temperature, top_p, top_k: sampling, of the AR model and of the DLM alike; temperature 0
+            is arg-max, ``top_k=0`` is off.
+        conditioning: ``"soft"`` or ``"top-K"``: what the AR model is fed.
+        conditioning_temperature: divides the DLM's logits before conditioning.
+        confidence_source: ``"raw"`` measures confidence on the DLM's own distribution,
+            ``"sampled"`` after temperature and nucleus, as Dream's published sampler does.
+        eos_fill: once everything left of a committed EOS is known, fill the rest and stop.
+        output_history: keep the canvas after every step.
+    """
+
+    max_new_tokens: int = 64
+    block_size: int = 4
+    schedule: str = "static"
+    blocks_per_step: int = 1
+    entropy_threshold: float = 0.3
+    confidence_threshold: float = 0.9
+    scope_blocks: int = 10
+    tokens_per_step: int = 1
+    temperature: float = 0.1
+    top_p: float = 0.8
+    top_k: int = 0
+    conditioning: str = "soft"
+    conditioning_temperature: float = 1.0
+    confidence_source: str = "raw"
+    eos_fill: bool = True
+    output_history: bool = False
+
+    def __post_init__(self) -> None:
+        from codila.schedules import SCHEDULES
+
+        def need(ok: bool, name: str, expected: str) -> None:
+            if not ok:
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected {expected}")
+
+        for name in ("max_new_tokens", "block_size", "blocks_per_step", "tokens_per_step"):
+            value = getattr(self, name)
+            need(_is_int(value) and value >= 1, name, "an int of at least 1")
+        for name in ("scope_blocks", "top_k"):
+            value = getattr(self, name)
+            need(_is_int(value) and value >= 0, name, "an int of at least 0 (0 is off)")
+        need(self.schedule in SCHEDULES, "schedule", f"one of {sorted(SCHEDULES)}")
+        need(not math.isnan(self.entropy_threshold), "entropy_threshold", "a number of nats")
+        need(0 <= self.confidence_threshold <= 1, "confidence_threshold", "0 to 1")
+        need(
+            self.temperature == 0 or 1e-6 <= self.temperature < math.inf,
+            "temperature",
+            "0 (arg-max) or a positive number",
+        )
+        need(0 < self.top_p <= 1, "top_p", "a number in (0, 1]; 1 is off")
+        need(
+            1e-6 <= self.conditioning_temperature < math.inf,
+            "conditioning_temperature",
+            "a positive number",
+        )
+        need(self.confidence_source in ("raw", "sampled"), "confidence_source", "raw or sampled")
+        parse_conditioning(self.conditioning)
+        need(
+            self.tokens_per_step <= self.max_new_tokens,
+            "tokens_per_step",
+            f"at most max_new_tokens={self.max_new_tokens}",
+        )
+
+    def updated(self, **changes: Any) -> GenerationConfig:
+        """A copy with every change that is not None applied; unknown names are an error."""
+        known = {f.name for f in dataclasses.fields(self)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise ValueError(f"unknown generation option {unknown}; known are {sorted(known)}")
+        return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``generation_config.json`` into ``folder``, atomically."""
+        path = Path(folder) / CONFIG_NAME
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(path.name + ".tmp")
+        scratch.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+        os.replace(scratch, path)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str]) -> GenerationConfig:
+        """Read what :meth:`save_pretrained` wrote; a key that is no field is an error."""
+        path = Path(folder) / CONFIG_NAME
+        if not path.is_file():
+            raise ValueError(f"{folder} has no {CONFIG_NAME}")
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return cls().updated(**values)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,358 @@
+"""The loop: DLM forward -> statistics -> choice -> AR blocks and DLM slots -> commit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from codila.block_decoder import BlockDecoder
+from codila.canvas import Candidates, Canvas
+from codila.conditioning import VocabularyBridge, parse_conditioning, soft_tokens
+from codila.config import GenerationConfig
+from codila.schedules import SCHEDULES, Statistics
+from codila.schedules.sampled import sampled_statistics
+from codila_kernels import VocabStats, head_stats, sample_tokens, vocab_stats
+
+
+@dataclasses.dataclass
+class GenerationOutput(ModelOutput):
+    """What :func:`generate` returns.
+
+    Attributes:
+        sequences: ``[N, P + max_new_tokens]`` left-padded prompts and what was generated.
+        num_function_evaluations: ``[N]`` DLM forwards that each row took part in unfinished.
+        tokens_per_forward: ``[N]`` tokens up to and with EOS, per forward.
+        tokens_per_forward_canvas: ``[N]`` canvas positions per forward.
+        step_of: ``[N, max_new_tokens]`` step at which each position was committed.
+        history: the sequences after every step, if ``output_history``.
+    """
+
+    sequences: Tensor | None = None
+    num_function_evaluations: Tensor | None = None
+    tokens_per_forward: Tensor | None = None
+    tokens_per_forward_canvas: Tensor | None = None
+    step_of: Tensor | None = None
+    history: list[Tensor] | None = None
+
+
+@torch.inference_mode()
+def generate(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    *,
+    ar_model: PreTrainedModel | None = None,
+    generation_config: GenerationConfig | None = None,
+    attention_mask: Tensor | None = None,
+    diffusion_streamer: Any = None,
+    logits_processor: Any = None,
+    seed: int | Sequence[int] | None = None,
+    **options: Any,
+) -> GenerationOutput:
+    """Decode with CoDiLA, or with a baseline schedule where there is no AR model.
+
+    Args:
+        model: a DLM (:mod:`codila.models`).
+        input_ids: ``[N, P]`` int64 prompts, padded on either side where ``attention_mask`` is 0.
+        ar_model: an AR model loaded by :func:`codila.load` for this DLM.
+        generation_config: defaults for ``options``, which are its fields by name.
+        attention_mask: ``[N, P]``.
+        diffusion_streamer: gets ``put(prompt)``, ``put_draft(tokens, masked=...)`` after every
+            step, ``put(tokens)`` and ``end()``; batch 1. transformers' ``TextDiffusionStreamer``
+            is one.
+        logits_processor: callable ``(sequence ids [R, L], logits [R, Vd]) -> logits`` on the
+            candidate rows.
+        seed: row r draws from ``seed + r``; or one seed per row; None draws one.
+
+    Returns:
+        :class:`GenerationOutput`.
+
+    Raises:
+        ValueError: unknown option, empty prompt, prompt and canvas over the context limit, a
+            block size that the AR model was not trained for, a schedule that needs an AR model
+            without one.
+    """
+    config = (generation_config or GenerationConfig()).updated(**options)
+    decoder = _block_decoder(model, ar_model, config)
+    canvas = Canvas.start(
+        input_ids,
+        attention_mask,
+        length=config.max_new_tokens,
+        block_size=config.block_size,
+        mask_token_id=model.mask_token_id,
+        eos_token_id=model.eos_token_id,
+    )
+    if canvas.ids.shape[1] > model.max_length:
+        raise ValueError(
+            f"a prompt of {canvas.prompt_length} tokens and a canvas of "
+            f"{canvas.step_of.shape[1]} exceed the model's limit of {model.max_length} tokens: "
+            "shorten the prompt or lower max_new_tokens"
+        )
+    seeds = _row_seeds(seed, input_ids.shape[0], canvas.ids.device)
+    step = _Step(model, decoder, config, logits_processor)
+    whole, rows = canvas, torch.arange(input_ids.shape[0], device=canvas.ids.device)
+    forwards = torch.zeros_like(rows)
+    history: list[Tensor] | None = [] if config.output_history else None
+    if diffusion_streamer is not None:
+        if input_ids.shape[0] != 1:
+            raise ValueError(f"a streamer follows one row, the batch has {input_ids.shape[0]}")
+        diffusion_streamer.put(input_ids.cpu())
+    # Every step commits at least one position of every unfinished row, so this always ends.
+    for index in range(canvas.step_of.shape[1]):
+        draft = step(canvas, seeds[rows], index)
+        forwards[rows] += 1
+        if canvas is not whole:
+            whole.ids[rows], whole.step_of[rows] = canvas.ids, canvas.step_of
+        if history is not None:
+            history.append(whole.ids[:, : whole.prompt_length + whole.length].clone())
+        if diffusion_streamer is not None:
+            masked = canvas.masked[0, : canvas.length].cpu()
+            diffusion_streamer.put_draft(draft[0, : canvas.length].cpu(), masked=masked)
+        unfinished = canvas.unfinished
+        if not bool(unfinished.all()):
+            rows = rows[unfinished]
+            if rows.numel() == 0:
+                break
+            canvas = canvas.select(unfinished.nonzero().flatten())
+    if diffusion_streamer is not None:
+        diffusion_streamer.put(whole.tokens[0, : whole.length].cpu())
+        diffusion_streamer.end()
+    return _output(whole, forwards, history)
+
+
+class _Step:
+    """One step on a canvas: everything that does not change between steps is kept here."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        decoder: BlockDecoder | None,
+        config: GenerationConfig,
+        logits_processor: Any,
+    ) -> None:
+        self.model, self.decoder, self.config = model, decoder, config
+        self.logits_processor = logits_processor
+        self.choose, _ = SCHEDULES[config.schedule]
+        self.bridge = decoder.bridge if decoder else _own_vocabulary(model)
+        self.vocabulary = {
+            "valid_vocab": self.bridge.valid_vocab,
+            "banned_ids": self.bridge.banned_ids,
+        }
+        self.sampling: dict[str, Any] = {
+            "temperature": config.temperature,
+            "top_p": config.top_p,
+            "top_k": config.top_k,
+        }
+        self.written_vocabulary = {
+            "banned_ids": tuple({*self.bridge.banned_ids, *self.bridge.suppressed_ids})
+        }
+
+    def __call__(self, canvas: Canvas, seeds: Tensor, index: int) -> Tensor:
+        """Commit; returns the canvas tokens with top-1 drafts at masked candidates ``[N, n]``."""
+        candidates = canvas.candidates(self.config.scope_blocks)
+        stats, logits = self._head(canvas, candidates)
+        shape = candidates.position.shape
+        if self.config.confidence_source == "sampled":
+            view = self._sampled_view(canvas, candidates, logits, seeds, index)
+        else:
+            view = Statistics(
+                stats.entropy.view(shape),
+                stats.top1_prob.view(shape),
+                stats.margin.view(shape),
+                candidates.masked,
+            )
+        choice = self.choose(view, self.config)
+        block, length, slots = choice
+        if block.shape[1]:
+            single = _first_masked(candidates, block)
+            slots = torch.cat([slots, torch.where(length == 1, single, -1)], dim=1)
+        if slots.shape[1]:
+            self._commit_slots(canvas, candidates, logits, slots, seeds, index)
+        if block.shape[1]:
+            self._commit_blocks(
+                canvas, candidates, stats, logits, block, length * (length > 1), seeds, index
+            )
+        if self.config.eos_fill:
+            canvas.fill_after_eos(index)
+        drafts = torch.where(candidates.masked, stats.top1_id.view(shape), candidates.ids)
+        position = torch.where(candidates.masked, candidates.position, canvas.step_of.shape[1])
+        tokens = torch.cat([canvas.tokens, canvas.tokens[:, :1]], dim=1)
+        draft = tokens.scatter(1, position.flatten(1), drafts.flatten(1))[:, :-1]
+        return torch.where(canvas.masked, draft, canvas.tokens)
+
+    def _head(self, canvas: Canvas, candidates: Candidates) -> tuple[VocabStats, Tensor]:
+        """Statistics and logits of the candidate rows, ``R = N * C * B``."""
+        hidden = self.model.body(canvas.ids, canvas.attention_mask)
+        row = candidates.position.flatten(1) + canvas.prompt_length - self.model.shift
+        picked = hidden.gather(1, row[..., None].expand(-1, -1, hidden.shape[-1])).flatten(0, 1)
+        head = self.model.lm_head
+        stats, logits = head_stats(picked, head.weight, head.bias, **self.vocabulary)
+        if self.logits_processor is not None:
+            context = canvas.ids.repeat_interleave(row.shape[1], dim=0)
+            logits = self.logits_processor(context, logits)
+            stats = vocab_stats(logits, **self.vocabulary)
+        return stats, logits
+
+    def _sampled_view(
+        self, canvas: Canvas, candidates: Candidates, logits: Tensor, seeds: Tensor, index: int
+    ) -> Statistics:
+        shape = candidates.position.shape
+        entropy, margin = sampled_statistics(logits, **self.sampling, **self.vocabulary)
+        _, drawn = self._draw(canvas, candidates.position.flatten(1), logits, seeds, index)
+        return Statistics(
+            entropy.view(shape), drawn.view(shape), margin.view(shape), candidates.masked
+        )
+
+    def _draw(
+        self, canvas: Canvas, position: Tensor, logits: Tensor, seeds: Tensor, index: int
+    ) -> tuple[Tensor, Tensor]:
+        """Sample from DLM rows at canvas positions ``[N, S]``; ``logits`` are ``[N * S, Vd]``."""
+        counters = _counters(canvas, position, index).flatten(0, 1)
+        row_seeds = seeds[:, None].expand(position.shape).flatten()
+        return sample_tokens(logits, row_seeds, counters, **self.sampling, **self.vocabulary)
+
+    def _commit_slots(
+        self,
+        canvas: Canvas,
+        candidates: Candidates,
+        logits: Tensor,
+        slots: Tensor,
+        seeds: Tensor,
+        index: int,
+    ) -> None:
+        """Fill single positions from the DLM's own distribution."""
+        position = candidates.position.flatten(1).gather(1, slots.clamp_min(0))
+        per_row = candidates.position[0].numel()
+        offset = torch.arange(slots.shape[0], device=slots.device)[:, None] * per_row
+        row = (slots.clamp_min(0) + offset).flatten()
+        ids, _ = self._draw(canvas, position, logits.index_select(0, row), seeds, index)
+        canvas.commit(position, ids.view_as(slots), slots >= 0, index)
+
+    def _commit_blocks(
+        self,
+        canvas: Canvas,
+        candidates: Candidates,
+        stats: VocabStats,
+        logits: Tensor,
+        block: Tensor,
+        length: Tensor,
+        seeds: Tensor,
+        index: int,
+    ) -> None:
+        """Let the AR model write the first ``length`` masked positions of the chosen blocks."""
+        assert self.decoder is not None
+        n, c, b = candidates.position.shape
+        m = block.shape[1]
+        # On the host a look costs nothing, so blocks that were not chosen are left out; elsewhere
+        # the shape stays fixed and what they would write is dropped by commit.
+        on_host = block.device.type == "cpu"
+        chosen = (length.flatten() > 0) if on_host else torch.ones_like(length.flatten()) > 0
+        if on_host and not bool(chosen.any()):
+            return
+        picked = chosen.nonzero().flatten() if on_host else torch.arange(n * m, device=block.device)
+        row = picked // m
+        cell = row * c + block.flatten()[picked].clamp_min(0)
+        length = length.flatten()[picked]
+        position = candidates.position.reshape(n * c, b)[cell]
+        masked = candidates.masked.reshape(n * c, b)[cell]
+        ids = candidates.ids.reshape(n * c, b)[cell]
+        write = masked & (masked.cumsum(-1) <= length[:, None])
+        soft = soft_tokens(
+            logits,
+            self.decoder.table,
+            self.bridge,
+            rows=(cell[:, None] * b + torch.arange(b, device=cell.device)).flatten(),
+            stats=stats,
+            top_k=parse_conditioning(self.config.conditioning),
+            temperature=self.config.conditioning_temperature,
+            known_ids=ids.flatten(),
+            known=~masked.flatten(),
+        ).view(ids.shape[0], b, -1)
+        counters = _counters(canvas, position, index, row)
+
+        def draw(j: int, rows: Tensor) -> Tensor:
+            return sample_tokens(
+                rows, seeds[row], counters[:, j], **self.sampling, **self.written_vocabulary
+            )[0]
+
+        last = torch.where(write, torch.arange(1, b + 1, device=write.device), 0).amax(-1)
+        steps = int(last.max()) if on_host else b
+        written = self.decoder.decode(soft, ids, ~masked, draw, steps=steps)
+        # Back to one line per row, m blocks side by side.
+        shape = (n * m, b)
+        lines = position.new_zeros(shape).index_copy(0, picked, position).view(n, m * b)
+        tokens = ids.new_zeros(shape).index_copy(0, picked, written).view(n, m * b)
+        flags = write.new_zeros(shape).index_copy(0, picked, write).view(n, m * b)
+        canvas.commit(lines, tokens, flags, index)
+
+
+def _first_masked(candidates: Candidates, block: Tensor) -> Tensor:
+    """Flat ``C * B`` index of the first masked position of each block ``[N, m]``."""
+    b = candidates.masked.shape[2]
+    first = candidates.masked.to(torch.uint8).argmax(-1).gather(1, block.clamp_min(0))
+    return block.clamp_min(0) * b + first
+
+
+def _counters(canvas: Canvas, position: Tensor, step: int, row: Tensor | None = None) -> Tensor:
+    """``[.., 2]`` int32: position from the row's first real token, and step."""
+    padding = canvas.padding if row is None else canvas.padding[row]
+    from_start = position + canvas.prompt_length - padding[:, None]
+    return torch.stack([from_start, torch.full_like(from_start, step)], dim=-1).to(torch.int32)
+
+
+def _row_seeds(seed: int | Sequence[int] | None, rows: int, device: torch.device) -> Tensor:
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+    if isinstance(seed, int):
+        return seed + torch.arange(rows, device=device)
+    if len(seed) != rows:
+        raise ValueError(f"{len(seed)} seeds for {rows} rows: give one int, or one per row")
+    return torch.tensor(list(seed), dtype=torch.int64, device=device)
+
+
+def _own_vocabulary(model: PreTrainedModel) -> VocabularyBridge:
+    return VocabularyBridge(model.config.vocab_size, banned_ids=(model.mask_token_id,))
+
+
+def _block_decoder(
+    model: PreTrainedModel, ar_model: PreTrainedModel | None, config: GenerationConfig
+) -> BlockDecoder | None:
+    if ar_model is None:
+        if SCHEDULES[config.schedule].uses_ar:
+            baselines = sorted(name for name, s in SCHEDULES.items() if not s.uses_ar)
+            raise ValueError(
+                f"schedule={config.schedule!r} needs ar_model=; without one choose of {baselines}"
+            )
+        return None
+    metadata = getattr(ar_model, "codila", None)
+    if metadata is None:
+        raise ValueError(
+            "ar_model carries no codila.json: load it with codila.load or load_ar, from a folder "
+            "that `codila train ar` wrote"
+        )
+    metadata.check_dlm(model)
+    if SCHEDULES[config.schedule].uses_ar and config.block_size not in metadata.block_sizes:
+        raise ValueError(
+            f"block_size={config.block_size}: the AR model was trained for "
+            f"{sorted(metadata.block_sizes)}"
+        )
+    return BlockDecoder(ar_model, metadata.bridge, metadata.boundaries)
+
+
+def _output(canvas: Canvas, forwards: Tensor, history: list[Tensor] | None) -> GenerationOutput:
+    tokens = canvas.tokens[:, : canvas.length]
+    is_eos = tokens == canvas.eos_token_id
+    first = torch.where(is_eos.any(-1), is_eos.to(torch.uint8).argmax(-1) + 1, canvas.length)
+    return GenerationOutput(
+        sequences=canvas.ids[:, : canvas.prompt_length + canvas.length],
+        num_function_evaluations=forwards,
+        tokens_per_forward=first / forwards,
+        tokens_per_forward_canvas=canvas.length / forwards,
+        step_of=canvas.step_of[:, : canvas.length],
+        history=history,
+    )

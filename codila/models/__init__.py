@@ -1,0 +1,1 @@
+"""Diffusion models, AR models, and loading them."""

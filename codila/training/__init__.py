@@ -1,0 +1,1 @@
+"""Training: corruption, losses, the loop, recipes."""

@@ -1,0 +1,57 @@
+"""Tile choices: what they depend on, and that they cover the vocabulary."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from codila_kernels import configs
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WIDTHS = (1, 15, 128, 1_088, 4_097, 151_936, 152_064, 262_144)
+
+
+@pytest.mark.parametrize(
+    "function", [configs.vocab_stats_config, configs.expected_embedding_config]
+)
+def test_configs_know_nothing_of_the_rows(function):
+    """The tree that adds a row's terms may not depend on its batch."""
+    assert set(inspect.signature(function).parameters) <= {"width", "embedding", "dtype", "chip"}
+
+
+@pytest.mark.parametrize("chip", [*configs.CHIPS, "interpreter"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_chunks_cover_the_vocabulary_and_none_is_empty(width, dtype, chip):
+    stats = configs.vocab_stats_config(width, dtype, chip)
+    assert stats.block_v * (stats.chunks - 1) < width <= stats.block_v * stats.chunks
+    for embedding in (1, 192, 640, 1024, 3584):
+        soft = configs.expected_embedding_config(width, embedding, dtype, chip)
+        assert soft.chunk * (soft.chunks - 1) < width <= soft.chunk * soft.chunks
+        assert soft.chunk % soft.block_v == 0
+        assert min(soft.block_r, soft.block_v, soft.block_d) >= 16  # least of a matrix product
+        for size in (soft.block_r, soft.block_v, soft.block_d, stats.block_v):
+            assert size & (size - 1) == 0
+        assert configs.expected_embedding_config(width, embedding, dtype, chip) == soft
+
+
+@pytest.mark.parametrize("chip", configs.CHIPS)
+def test_real_sizes_fill_the_chip_and_keep_partial_sums_small(chip):
+    config = configs.expected_embedding_config(151_936, 1024, torch.bfloat16, chip)
+    programs = config.chunks * configs.ceil_div(1024, config.block_d)
+    assert programs >= configs._CORES[chip]
+    partial_sums = 2 * config.chunks * 40 * 1024 * 4  # 40 rows, written and read
+    assert partial_sums < 0.1 * 151_936 * 1024 * 2
+
+
+def test_chip_of_the_cpu_is_the_interpreter():
+    assert configs.chip_of(torch.device("cpu")) == "interpreter"
+
+
+def test_chip_of_an_unknown_generation_is_the_nearest(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", None)
+    for capability, chip in {(8, 6): "sm_80", (9, 0): "sm_90", (10, 3): "sm_100"}.items():
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        assert configs.chip_of(torch.device("cuda", 0)) == chip

@@ -1,0 +1,195 @@
+"""The public face: names, imports, dispatch, errors at the door, `torch.compile`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import codila_kernels as ck
+from codila_kernels import ops
+
+ROOT = Path(ck.__file__).parents[1]
+
+PUBLIC = [
+    "BlockChoice",
+    "VocabStats",
+    "block_entropy",
+    "expected_embedding",
+    "head_stats",
+    "sample_tokens",
+    "vocab_stats",
+]
+
+
+def test_public_names():
+    assert sorted(ck.__all__) == PUBLIC == sorted(ops.__all__)
+    assert set(PUBLIC) <= set(dir(ck))
+    assert ck.VocabStats._fields == ("lse", "entropy", "top1_id", "top1_prob", "margin")
+    assert ck.BlockChoice._fields == ("prefix_mean", "block", "length", "fallback_slot")
+    with pytest.raises(AttributeError, match="no attribute 'softmax'"):
+        _ = ck.softmax
+
+
+def in_a_fresh_process(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_loads_nothing_it_does_not_need():
+    code = """
+import sys, codila_kernels
+assert "torch" not in sys.modules and "codila" not in sys.modules
+codila_kernels.vocab_stats
+assert "torch" in sys.modules
+assert not {"triton", "codila", "transformers"} & set(sys.modules), sorted(sys.modules)
+"""
+    in_a_fresh_process(code)
+
+
+def test_works_without_triton():
+    code = """
+import sys, importlib.abc
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("triton", "transformers", "codila"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocker())
+import torch
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "triton" else find(name, *rest)
+import codila_kernels
+print(codila_kernels.vocab_stats(torch.zeros(1, 4)).entropy.item())
+try:
+    codila_kernels.vocab_stats(torch.zeros(1, 4), impl="triton")
+except RuntimeError as error:
+    print(error)
+"""
+    entropy, message = in_a_fresh_process(code).strip().splitlines()
+    assert abs(float(entropy) - 1.3862943611198906) < 1e-6
+    assert "the package 'triton' is not installed" in message
+
+
+LOGITS, TABLE = torch.zeros(2, 8), torch.zeros(8, 3)
+SEEDS, COUNTERS = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32)
+MASKED = torch.ones(1, 2, 3, dtype=torch.bool)
+
+CALLS = {
+    "vocab_stats": lambda **k: ck.vocab_stats(LOGITS, **k),
+    "head_stats": lambda **k: ck.head_stats(torch.zeros(2, 3), TABLE, **k),
+    "expected_embedding": lambda **k: ck.expected_embedding(LOGITS, TABLE, **k),
+    "expected_embedding top_k": lambda **k: ck.expected_embedding(LOGITS, TABLE, top_k=2, **k),
+    "block_entropy": lambda **k: ck.block_entropy(torch.zeros(1, 2, 3), MASKED, **k),
+    "sample_tokens": lambda **k: ck.sample_tokens(LOGITS, SEEDS, COUNTERS, **k),
+}
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_every_op_takes_the_selector(op):
+    CALLS[op]()
+    CALLS[op](impl="torch")
+    with pytest.raises(ValueError, match="impl='cuda', expected one of 'auto', 'triton', 'torch'"):
+        CALLS[op](impl="cuda")
+
+
+@pytest.mark.parametrize("op", ["head_stats", "expected_embedding top_k", "block_entropy",
+                                "sample_tokens"])  # fmt: skip
+def test_triton_is_refused_where_there_is_no_kernel(op):
+    with pytest.raises(RuntimeError, match="there is no Triton kernel for this op"):
+        CALLS[op](impl="triton")
+
+
+def test_triton_is_refused_where_it_cannot_run(monkeypatch):
+    monkeypatch.setattr(ops, "_interpreting", lambda: False)
+    with pytest.raises(RuntimeError, match="the tensors are on 'cpu'|is not installed"):
+        ck.vocab_stats(LOGITS, impl="triton")
+    with pytest.raises(RuntimeError, match="a tensor is float64"):
+        ck.vocab_stats(LOGITS.double(), impl="triton")
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: ck.vocab_stats(torch.zeros(8)), ValueError, "expected two dimensions"),
+        (lambda: ck.vocab_stats(torch.zeros(2, 0)), ValueError, "at least one column"),
+        (lambda: ck.vocab_stats(SEEDS[None]), TypeError, "expected a floating-point tensor"),
+        (lambda: ck.vocab_stats(LOGITS, temperature=-1.0), ValueError, r"expected 0 \(arg-max\)"),
+        (lambda: ck.vocab_stats(LOGITS, temperature=1e-9), ValueError, "at least 1e-06"),
+        (lambda: ck.vocab_stats(LOGITS, temperature=float("nan")), ValueError, "arg-max"),
+        (lambda: ck.vocab_stats(LOGITS, valid_vocab=9), ValueError, "from 1 to the 8 columns"),
+        (lambda: ck.vocab_stats(LOGITS, valid_vocab=0), ValueError, "from 1 to the 8 columns"),
+        (lambda: ck.vocab_stats(LOGITS, banned_ids=(8,)), ValueError, "banned id 8 is not"),
+        (lambda: ck.vocab_stats(LOGITS, banned_ids=SEEDS), TypeError, "host sequence of ints"),
+        (
+            lambda: ck.head_stats(torch.zeros(2, 4), TABLE),
+            ValueError,
+            r"hidden is \[2, 4\] and head is \[8, 3\]",
+        ),
+        (
+            lambda: ck.head_stats(torch.zeros(2, 3).half(), TABLE),
+            TypeError,
+            "hidden is torch.float16 and head is torch.float32; cast one",
+        ),
+        (
+            lambda: ck.head_stats(torch.zeros(2, 3), TABLE, torch.zeros(7)),
+            ValueError,
+            r"expected \[8\], one per head row",
+        ),
+        (lambda: ck.expected_embedding(LOGITS, TABLE, top_k=0), ValueError, "from 1 to 64"),
+        (lambda: ck.expected_embedding(LOGITS, TABLE, top_k=65), ValueError, "from 1 to 64"),
+        (
+            lambda: ck.expected_embedding(LOGITS, TABLE, rows=torch.zeros(2)),
+            ValueError,
+            "expected one dimension of torch.int64 or torch.int32",
+        ),
+        (
+            lambda: ck.expected_embedding(LOGITS, TABLE, stats=ck.vocab_stats(LOGITS[:1])),
+            ValueError,
+            "statistics of all logits rows",
+        ),
+        (
+            lambda: ck.block_entropy(torch.zeros(2, 3), MASKED),
+            ValueError,
+            r"both must be \[N, C, B\]",
+        ),
+        (
+            lambda: ck.block_entropy(torch.zeros(1, 2, 3), MASKED.int()),
+            TypeError,
+            "torch.bool tensor",
+        ),
+        (
+            lambda: ck.vocab_stats(torch.zeros(2, 8, device="meta"), impl="triton"),
+            RuntimeError,
+            "impl='triton' cannot run",
+        ),
+        (
+            lambda: ck.expected_embedding(LOGITS, TABLE.to("meta")),
+            ValueError,
+            "logits is on cpu and table on meta",
+        ),
+    ],
+)
+def test_errors_name_what_was_given_and_expected(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_reference_path_compiles_without_a_graph_break(op, generator):
+    if op == "sample_tokens":
+        pytest.skip("on the CPU it asks whether a short list holds the nucleus")
+    compiled = torch.compile(CALLS[op], fullgraph=True, backend="aot_eager")
+    got, want = compiled(impl="torch"), CALLS[op](impl="torch")
+    torch.testing.assert_close(got, want)
+
+
+def test_statistics_carry_no_gradient():
+    logits = torch.zeros(2, 8, requires_grad=True)
+    assert not any(field.requires_grad for field in ck.vocab_stats(logits))
+    assert not ck.sample_tokens(logits, SEEDS, COUNTERS)[1].requires_grad
