@@ -1,6 +1,6 @@
 """From the DLM's logits to the AR model's input: the vocabulary bridge and the soft tokens.
 
-``e_j = sum_v pi_j[v] * E[v]`` (paper, section 3.2), with pi the DLM's *untempered* marginal over the
+``e_j = sum_v pi_j[v] * E[v]`` (paper, section 3.2), with pi the DLM's untempered marginal over the
 columns that mean a token on both sides. Where a position is already known, pi is one-hot and the
 soft token is that token's own embedding.
 """

@@ -148,8 +148,9 @@ class _Step:
             "top_p": config.top_p,
             "top_k": config.top_k,
         }
+        unwritten = {*self.bridge.banned_ids, *self.bridge.suppressed_ids}
         self.written_vocabulary = {
-            "banned_ids": tuple({*self.bridge.banned_ids, *self.bridge.suppressed_ids})
+            "banned_ids": tuple(sorted(i for i in unwritten if i < self.bridge.valid_vocab))
         }
 
     def __call__(self, canvas: Canvas, seeds: Tensor, index: int) -> Tensor:
@@ -202,10 +203,12 @@ class _Step:
         self, canvas: Canvas, candidates: Candidates, logits: Tensor, seeds: Tensor, index: int
     ) -> Statistics:
         shape = candidates.position.shape
-        entropy, margin = sampled_statistics(logits, **self.sampling, **self.vocabulary)
-        _, drawn = self._draw(canvas, candidates.position.flatten(1), logits, seeds, index)
+        entropy, confidence, margin = sampled_statistics(logits, **self.sampling, **self.vocabulary)
+        if self.config.temperature:  # the probability of the token drawn, not of the top one
+            position = candidates.position.flatten(1)
+            _, confidence = self._draw(canvas, position, logits, seeds, index)
         return Statistics(
-            entropy.view(shape), drawn.view(shape), margin.view(shape), candidates.masked
+            entropy.view(shape), confidence.view(shape), margin.view(shape), candidates.masked
         )
 
     def _draw(

@@ -19,15 +19,17 @@ def sampled_statistics(
     top_k: int,
     valid_vocab: int,
     banned_ids: tuple[int, ...],
-) -> tuple[Tensor, Tensor]:
-    """Entropy (nats) and margin, both ``[R]`` fp32, of the distribution that is sampled from.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Entropy (nats), top-1 probability and margin of the distribution that is sampled from.
 
-    Temperature 0 leaves the logits as they are, as in Dream. The nucleus keeps the token that
-    crosses ``top_p``.
+    Each ``[R]``, fp32 (fp64 for fp64 logits). Temperature 0 leaves the logits as they are, as in
+    Dream. The nucleus keeps the token that crosses ``top_p``.
     """
-    z = logits[:, :valid_vocab].float()
-    if banned_ids:
-        z = z.index_fill(1, torch.tensor(banned_ids, device=z.device), -torch.inf)
+    z = logits[:, :valid_vocab]
+    z = z if z.dtype == torch.float64 else z.float()
+    banned = [i for i in banned_ids if i < valid_vocab]
+    if banned:
+        z = z.index_fill(1, torch.tensor(banned, device=z.device), -torch.inf)
     ordered = z.sort(dim=-1, descending=True, stable=True).values
     if temperature:
         ordered = (ordered - ordered[:, :1]) / temperature
@@ -40,4 +42,4 @@ def sampled_statistics(
         p = p / p.sum(-1, keepdim=True)
     entropy = -torch.xlogy(p, p).sum(-1)
     second = p[:, 1] if p.shape[1] > 1 else torch.zeros_like(entropy)
-    return entropy, p[:, 0] - second
+    return entropy, p[:, 0], p[:, 0] - second

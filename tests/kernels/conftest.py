@@ -11,7 +11,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # so that the tests can import `definitions`
+sys.path.insert(0, str(HERE))  # so that the tests can import `kernel_definitions`
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 HAVE_TRITON = importlib.util.find_spec("triton") is not None

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from definitions import block_choice
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_definitions import block_choice
 
 import codila_kernels as ck
 

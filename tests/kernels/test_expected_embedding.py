@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from definitions import distribution, expected_embedding, expected_embedding_budget
+from kernel_definitions import distribution, expected_embedding, expected_embedding_budget
 
 import codila_kernels as ck
 from codila_kernels.reference import largest_ids

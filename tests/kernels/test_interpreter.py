@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from definitions import Budget, distribution, expected_embedding, expected_embedding_budget
+from kernel_definitions import Budget, distribution, expected_embedding, expected_embedding_budget
 
 import codila_kernels as ck
 from codila_kernels.configs import ExpectedEmbeddingConfig, VocabStatsConfig

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from definitions import distribution, kept_ids
+from kernel_definitions import distribution, kept_ids
 
 import codila_kernels as ck
 from codila_kernels.reference import philox_4x32, philox_uniform

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from definitions import Budget, distribution
+from kernel_definitions import Budget, distribution
 from torch import Tensor
 
 import codila_kernels as ck

@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m benchmarks.NAME`` from the repository. One output form for all."""

@@ -1,0 +1,334 @@
+"""The command ``codila``: generate, evaluate, train.
+
+torch and transformers are imported inside the commands, so that ``codila --help`` is quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import codila
+from codila.cli_inputs import (
+    DTYPES,
+    generation_options,
+    load_pair,
+    parse_assignments,
+    read_config,
+    read_prompt,
+    wrong_types_are_values,
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Locally coherent parallel decoding for diffusion language models.",
+)
+train = typer.Typer(no_args_is_help=True, help="Train a DLM, or AR models on a trained DLM.")
+app.add_typer(train, name="train")
+
+PairName = Annotated[str | None, typer.Option("--pair", help="A bundled pair.  [default: tiny]")]
+DLMFolder = Annotated[str | None, typer.Option("--dlm", help="Folder of a DLM.")]
+ARFolder = Annotated[
+    str | None, typer.Option("--ar", help="Folder of an AR model (of --pair: ar, ar-top3, ar-top1)")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+DType = Annotated[
+    str | None, typer.Option(help=f"{', '.join(DTYPES)}.", show_default="float32 on cpu")
+]
+Base = Annotated[
+    bool,
+    typer.Option(
+        "--base",
+        help="The plain DLM, at equal parallelism: schedule entropy, as many tokens per step as "
+        "a block has.",
+    ),
+]
+BlockSize = Annotated[int | None, typer.Option(help="B, tokens of a block.", show_default="4")]
+ScheduleName = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule",
+        help="static or dynamic; entropy, confidence, margin or threshold without the AR model.",
+        show_default="static",
+    ),
+]
+Tau = Annotated[
+    float | None,
+    typer.Option(
+        "--tau", "--entropy-threshold", help="Nats, of schedule dynamic.", show_default="0.3"
+    ),
+]
+Scope = Annotated[
+    int | None,
+    typer.Option(
+        "--scope",
+        "--scope-blocks",
+        help="Candidate blocks from the first unfinished one on; 0 is all.",
+        show_default="10",
+    ),
+]
+MaxNewTokens = Annotated[int | None, typer.Option(help="Canvas length.", show_default="64")]
+TokensPerStep = Annotated[
+    int | None,
+    typer.Option(help="K, of the schedules without the AR model.", show_default="1"),
+]
+Temperature = Annotated[float | None, typer.Option(help="0 is arg-max.", show_default="0.1")]
+TopP = Annotated[float | None, typer.Option(help="Nucleus; 1 is off.", show_default="0.8")]
+Conditioning = Annotated[
+    str | None,
+    typer.Option(
+        help="What the AR model is fed: soft or top-K.", show_default="what it was trained on"
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help="Generation config (JSON); options given here win over it."),
+]
+Seed = Annotated[
+    int, typer.Option(help="Same seed, same text; problem i of a task draws from seed + i.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object and nothing else.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@contextlib.contextmanager
+def _errors_on_one_line(debug: bool) -> Iterator[None]:
+    """What the user can put right is told in one line, with exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if debug:
+            raise
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from error
+
+
+GENERATION_OPTIONS = (
+    "block_size",
+    "schedule",
+    "entropy_threshold",
+    "scope_blocks",
+    "max_new_tokens",
+    "tokens_per_step",
+    "temperature",
+    "top_p",
+    "conditioning",
+)
+"""Parameters of the commands that are fields of GenerationConfig, by the same name."""
+
+
+def _given(context: typer.Context) -> dict[str, Any]:
+    return {name: context.params[name] for name in GENERATION_OPTIONS}
+
+
+def main() -> None:
+    """Entry point of the ``codila`` command."""
+    app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"codila {codila.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def generate(
+    context: typer.Context,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PROMPT|FILE|-]",
+            help="A text, in which \\n may stand for a newline; a file; or - for standard input.",
+            show_default=False,
+        ),
+    ] = None,
+    pair: PairName = None,
+    dlm: DLMFolder = None,
+    ar: ARFolder = None,
+    device: Device = "cpu",
+    dtype: DType = None,
+    base: Base = False,
+    block_size: BlockSize = None,
+    schedule: ScheduleName = None,
+    entropy_threshold: Tau = None,
+    scope_blocks: Scope = None,
+    max_new_tokens: MaxNewTokens = None,
+    tokens_per_step: TokensPerStep = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    conditioning: Conditioning = None,
+    config_file: ConfigFile = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+    no_stream: Annotated[
+        bool, typer.Option("--no-stream", help="Only the final text, on a terminal too.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Continue a prompt, and show the denoising as it happens.
+
+    Options left out keep the pair's own configuration, else the defaults shown. The text goes to
+    standard output, the figures to standard error.
+    """
+    with _errors_on_one_line(debug):
+        text = read_prompt(prompt)
+        from_file = read_config(config_file)
+        models = load_pair(pair, dlm, ar, base, device, dtype)
+        if dlm is None and not text.endswith("\n"):
+            text += "\n"  # the bundled pair knows prompts that end with their docstring's line
+        options = generation_options(models, from_file, _given(context), base)
+
+        from rich.console import Console
+
+        from codila.streaming import decode
+
+        stream = sys.stdout.isatty() and not no_stream and not as_json
+        console = Console(highlight=False) if stream else None
+        result = decode(models, text, console=console, seed=seed, **options)
+        if as_json:
+            config = dataclasses.asdict(models.config.updated(**options))
+            figures = dataclasses.asdict(result)
+            typer.echo(json.dumps(figures | {"seed": seed, "config": config}))
+            return
+        if not stream:
+            typer.echo(result.prompt + result.text, nl=not result.text.endswith("\n"))
+        typer.echo(result.figures, err=True)
+
+
+@app.command()
+def evaluate(
+    context: typer.Context,
+    task: Annotated[str, typer.Option(help="toy: small Python problems with tests.")] = "toy",
+    pair: PairName = None,
+    dlm: DLMFolder = None,
+    ar: ARFolder = None,
+    device: Device = "cpu",
+    dtype: DType = None,
+    n: Annotated[int, typer.Option("-n", "--n", min=1, help="Problems.")] = 100,
+    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
+    batch_size: Annotated[int, typer.Option(min=1, help="Problems decoded at a time.")] = 32,
+    base: Base = False,
+    block_size: BlockSize = None,
+    schedule: ScheduleName = None,
+    entropy_threshold: Tau = None,
+    scope_blocks: Scope = None,
+    max_new_tokens: MaxNewTokens = None,
+    tokens_per_step: TokensPerStep = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    conditioning: Conditioning = None,
+    config_file: ConfigFile = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Decode the problems of a task, run what was written, and count.
+
+    The programs run in child processes that guard against accidents, not against attackers.
+    """
+    with _errors_on_one_line(debug):
+        if task != "toy":
+            raise ValueError(f"task={task!r}: expected 'toy'")
+        from_file = read_config(config_file)
+        models = load_pair(pair, dlm, ar, base, device, dtype)
+        options = generation_options(models, from_file, _given(context), base)
+
+        from codila.evaluation.toy import evaluate_toy
+
+        result = evaluate_toy(models, n=n, split=split, batch_size=batch_size, seed=seed, **options)
+        names = ("n", "pass_at_1", "interval", "syntax_error", "nfe", "tokens_per_forward")
+        figures = {name: getattr(result, name) for name in (*names, "seconds")}
+        if as_json:
+            config = dataclasses.asdict(models.config.updated(**options))
+            what = {"task": task, "split": split, "seed": seed}
+            typer.echo(json.dumps(what | figures | {"config": config}))
+            return
+        low, high = result.interval
+        typer.echo(f"Pass@1              {result.pass_at_1:.1%}  (95 %: {low:.1%} to {high:.1%})")
+        typer.echo(f"syntax errors       {result.syntax_error:.1%}")
+        typer.echo(f"steps (NFE)         {result.nfe:.1f} per problem")
+        typer.echo(f"tokens per forward  {result.tokens_per_forward:.2f}")
+        typer.echo(f"problems            {result.n}, decoded in {result.seconds:.1f} s")
+
+
+Recipe = Annotated[str, typer.Option("--config", help="A recipe's name, or its JSON file.")]
+Output = Annotated[
+    Path, typer.Option("--output", help="Folder of the run; resumed if it holds one.")
+]
+Steps = Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's.")]
+TrainSeed = Annotated[int | None, typer.Option("--seed", help="Instead of the recipe's.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Another value of the recipe; repeatable."),
+]
+
+
+@train.command("dlm")
+def _train_dlm(
+    output: Output,
+    config: Recipe = "tiny",
+    steps: Steps = None,
+    seed: TrainSeed = None,
+    assignments: Set = None,
+    debug: Debug = False,
+) -> None:
+    """Train a DLM from scratch on the toy problems; the checkpoint is OUTPUT/dlm."""
+    with _errors_on_one_line(debug):
+        from codila.training.config import load_recipe
+        from codila.training.dlm import DLMRecipe, train_dlm
+        from codila.training.export import export_dlm
+
+        changes = parse_assignments(assignments or []) | {"steps": steps, "seed": seed}
+        with wrong_types_are_values("the recipe"):
+            recipe = load_recipe(DLMRecipe, "dlm", config, changes)
+        model = train_dlm(recipe, output)
+        export_dlm(model, recipe.tokenizer, output / "dlm")
+        typer.echo(f"checkpoint: {output / 'dlm'}")
+
+
+@train.command("ar")
+def _train_ar(
+    output: Output,
+    config: Recipe = "tiny",
+    steps: Steps = None,
+    seed: TrainSeed = None,
+    assignments: Set = None,
+    debug: Debug = False,
+) -> None:
+    """Train AR models on a DLM's soft tokens; the checkpoints are OUTPUT/ar, OUTPUT/ar-top3, ..."""
+    with _errors_on_one_line(debug):
+        from codila.training.ar import ARRecipe, train_ar
+        from codila.training.config import load_recipe
+        from codila.training.export import FOLDERS, export_ars
+
+        changes = parse_assignments(assignments or []) | {"steps": steps, "seed": seed}
+        with wrong_types_are_values("the recipe"):
+            recipe = load_recipe(ARRecipe, "ar", config, changes)
+        training = train_ar(recipe, output)
+        export_ars(training, output)
+        for name in recipe.conditioning:
+            typer.echo(f"checkpoint: {output / FOLDERS.get(name, f'ar-{name}')}")
+
+
+if __name__ == "__main__":
+    main()

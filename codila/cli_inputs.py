@@ -1,0 +1,156 @@
+"""What the command line reads: prompts, configurations, assignments, and which pair is meant."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import codila
+
+if TYPE_CHECKING:
+    from codila.models.loading import Pair
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+@contextlib.contextmanager
+def wrong_types_are_values(source: str) -> Iterator[None]:
+    """A value of the wrong type in a file is the user's mistake, not the program's."""
+    try:
+        yield
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{source} cannot be used: {type(error).__name__}: {error}") from error
+
+
+def read_prompt(argument: str | None) -> str:
+    """The prompt behind the command's argument: a text, a file, or standard input.
+
+    Raises:
+        ValueError: nothing given and nothing piped in, or an empty prompt.
+        FileNotFoundError: what looks like the name of a file, and is none.
+    """
+    if argument is None and sys.stdin.isatty():
+        raise ValueError("no prompt: give a text, a file, or - to read standard input")
+    if argument is None or argument == "-":
+        text = sys.stdin.read()
+    elif _is_file(argument):
+        text = Path(argument).read_text(encoding="utf-8")
+    elif re.fullmatch(r"[\w.~/\\-]+\.\w{1,5}", argument):
+        raise FileNotFoundError(f"no such file: {argument}")
+    elif "\n" in argument:
+        text = argument
+    else:
+        text = argument.replace("\\n", "\n").replace("\\t", "\t")
+    if not text.strip():
+        raise ValueError("the prompt is empty: give the model something to continue")
+    return text
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except OSError:  # a prompt may be longer than any name of a file
+        return False
+
+
+def read_config(path: Path | None) -> dict[str, Any]:
+    """The values of a generation config file, or of the folder that holds one."""
+    if path is None:
+        return {}
+    if path.is_dir():
+        path = path / "generation_config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: expected a JSON object of generation options")
+    return values
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Any]:
+    """``key=value`` -> value, read as JSON where it is JSON and as a string where it is not."""
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key:
+            raise ValueError(f"--set {assignment}: expected KEY=VALUE")
+        try:
+            values[key] = json.loads(value)
+        except json.JSONDecodeError:
+            values[key] = value
+    return values
+
+
+def generation_options(
+    pair: Pair, from_file: dict[str, Any], given: dict[str, Any], base: bool
+) -> dict[str, Any]:
+    """What to change of the pair's configuration: the file's values, then the options given.
+
+    Raises:
+        ValueError: a value that :class:`codila.GenerationConfig` refuses, or a schedule that
+            needs an AR model where there is none.
+    """
+    from codila.schedules import SCHEDULES
+
+    options = from_file | {name: value for name, value in given.items() if value is not None}
+    with wrong_types_are_values("the configuration"):
+        config = pair.config.updated(**options)
+        if base:
+            if SCHEDULES[config.schedule].uses_ar:
+                if given.get("schedule") is not None:
+                    raise ValueError(
+                        f"--base decodes without the AR model that schedule {config.schedule!r} "
+                        "needs: leave one of the two out"
+                    )
+                options["schedule"] = "entropy"
+            options.setdefault("tokens_per_step", min(config.block_size, config.max_new_tokens))
+            config = pair.config.updated(**options)
+    if pair.ar is None and SCHEDULES[config.schedule].uses_ar:
+        raise ValueError(
+            f"schedule {config.schedule!r} needs an AR model: give --ar FOLDER, or --base to "
+            "decode with the plain DLM"
+        )
+    return options
+
+
+def load_pair(
+    name: str | None, dlm: str | None, ar: str | None, base: bool, device: str, dtype: str | None
+) -> Pair:
+    """The pair that the options name, without its AR model for ``--base``."""
+    if name is not None and dlm is not None:
+        raise ValueError("give --pair or --dlm, not both")
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
+    for option, folder in (("--dlm", dlm), ("--ar", ar if dlm else None)):
+        hub_id = folder is not None and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", folder)
+        if folder is not None and not hub_id and not Path(folder).is_dir():
+            raise FileNotFoundError(f"{option}: no such folder: {folder}")
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: torch {torch.__version__} finds no CUDA device")
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"--device {device}: expected cpu, cuda or cuda:N") from error
+    wanted = None if base and dlm is not None else ar
+    with wrong_types_are_values("the checkpoint"):
+        pair = codila.load(
+            None if dlm is not None else name or "tiny",
+            dlm=dlm,
+            ar=wanted,
+            dtype=dtype,
+            device=device,
+        )
+    return dataclasses.replace(pair, ar=None) if base else pair

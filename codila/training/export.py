@@ -1,0 +1,55 @@
+"""Write trained models as checkpoint folders: bf16 safetensors, config, tokenizer, metadata."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+from codila.models.dream import DreamModel
+from codila.training.ar import ARTraining, write_metadata
+
+FOLDERS = {"soft": "ar", "top-3": "ar-top3", "top-1": "ar-top1"}
+"""Folder name of each conditioning in a bundled pair."""
+
+
+def export_dlm(model: DreamModel, tokenizer_folder: str, folder: Path) -> None:
+    """A Dream-layout checkpoint folder; an existing folder is replaced as a whole."""
+    _replace(folder, lambda scratch: _write(model, tokenizer_folder, scratch))
+
+
+def export_ars(training: ARTraining, folder: Path) -> None:
+    """One folder per conditioning (``ar``, ``ar-top3``, ...) under ``folder``, with codila.json."""
+    for conditioning, model in training.models.items():
+
+        def fill(scratch: Path, conditioning=conditioning, model=model) -> None:  # type: ignore[no-untyped-def]
+            _write(model, training.recipe.tokenizer, scratch)
+            write_metadata(training, conditioning, scratch)
+
+        _replace(folder / FOLDERS.get(conditioning, f"ar-{conditioning}"), fill)
+
+
+def _write(model: PreTrainedModel, tokenizer_folder: str, scratch: Path) -> None:
+    AutoTokenizer.from_pretrained(tokenizer_folder)  # fails early on a folder without one
+    kept = model.dtype
+    model.to(torch.bfloat16).save_pretrained(scratch)
+    model.to(kept)
+    (scratch / "generation_config.json").unlink(missing_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(Path(tokenizer_folder) / name, scratch / name)
+
+
+def _replace(folder: Path, fill) -> None:  # type: ignore[no-untyped-def]
+    """Fill a scratch folder, then swap it in: a reader never sees half a checkpoint."""
+    scratch = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    fill(scratch)
+    old = folder.with_name(folder.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    scratch.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,164 @@
+"""The command as a whole, `codila train` and `codila evaluate`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import codila
+
+ROOT = Path(__file__).parents[2]
+
+LOADED = """
+import sys
+from typer.testing import CliRunner
+from codila.cli import app
+for words in (["--help"], ["generate", "--help"], ["train", "ar", "--help"], ["--version"]):
+    assert CliRunner().invoke(app, words).exit_code == 0
+print(sorted({"torch", "transformers", "numpy"} & set(sys.modules)))
+"""
+
+
+def test_help_imports_neither_torch_nor_transformers():
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_version(codila_command):
+    assert codila_command("--version").stdout == f"codila {codila.__version__}\n"
+
+
+def test_help_lists_the_commands(codila_command):
+    output = codila_command("--help").stdout
+    for name in ("generate", "evaluate", "train"):
+        assert name in output
+
+
+@pytest.fixture
+def tiny_recipes(tmp_path) -> dict[str, str]:
+    """Recipe files of models that train in a second, over the bundled tokenizers."""
+    pretrained = Path(codila.__file__).parent / "pretrained" / "tiny"
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+    }
+    common = {"pairs": 300, "rows": 2, "steps": 5, "warmup": 1}
+    recipes = {
+        "dlm": {"tokenizer": str(pretrained / "dlm"), "model": shape | {"vocab_size": 1088}},
+        "ar": {
+            "tokenizer": str(pretrained / "ar"),
+            "model": shape | {"vocab_size": 1056, "head_dim": 8},
+            "dlm": str(tmp_path / "run-dlm" / "dlm"),
+            "conditioning": ["soft"],
+        },
+    }
+    files = {}
+    for kind, recipe in recipes.items():
+        file = tmp_path / f"{kind}.json"
+        file.write_text(json.dumps(recipe | common), encoding="utf-8")
+        files[kind] = str(file)
+    return files
+
+
+def test_trained_checkpoints_generate(codila_command, tiny_recipes, tmp_path):
+    for kind in ("dlm", "ar"):
+        output = tmp_path / f"run-{kind}"
+        options = ("--config", tiny_recipes[kind], "--steps", "2", "--set", "rows=3")
+        result = codila_command("train", kind, *options, "--output", str(output), "--seed", "7")
+        assert result.exit_code == 0, result.output
+        assert "checkpoint: " in result.stdout
+        recipe = json.loads((output / "config.json").read_text())
+        assert (recipe["steps"], recipe["rows"], recipe["seed"]) == (2, 3, 7)
+    dlm, ar = tmp_path / "run-dlm" / "dlm", tmp_path / "run-ar" / "ar"
+    words = ("--dlm", str(dlm), "--ar", str(ar), "--max-new-tokens", "8", "--json")
+    result = codila_command("generate", "def f(n):\n", *words)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["config"]["conditioning"] == "soft"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--config", "huge"), "no recipe 'huge'"),
+        (("--set", "rows"), "expected KEY=VALUE"),
+        (("--set", "speed=9"), "unknown keys ['speed']"),
+        (("--set", "tokenizer=nowhere"), "nowhere"),
+    ],
+)
+def test_train_mistakes(codila_command, tmp_path, arguments, said):
+    result = codila_command("train", "dlm", *arguments, "--output", str(tmp_path / "run"))
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_resume_with_another_recipe_is_refused(codila_command, tiny_recipes, tmp_path):
+    words = ("train", "dlm", "--config", tiny_recipes["dlm"], "--output", str(tmp_path / "run"))
+    assert codila_command(*words, "--steps", "1").exit_code == 0
+    result = codila_command(*words, "--steps", "1", "--seed", "9")
+    assert result.exit_code == 2
+    assert "another configuration (seed)" in result.stderr
+
+
+def test_evaluate(codila_command):
+    words = ("evaluate", "--task", "toy", "PAIR", "--n", "3", "--max-new-tokens", "8")
+    result = codila_command(*words, "--json", "--block-size", "2", "--split", "dev")
+    assert result.exit_code == 0, result.output
+    out = json.loads(result.stdout)
+    assert out["n"] == 3
+    assert out["split"] == "dev"
+    assert 0 <= out["interval"][0] <= out["pass_at_1"] <= out["interval"][1] <= 1
+    assert 0 <= out["syntax_error"] <= 1
+    assert {"nfe", "tokens_per_forward", "seconds"} <= out.keys()
+    assert out["config"]["block_size"] == 2
+    plain = codila_command(*words, "--base")
+    assert plain.exit_code == 0, plain.output
+    assert "Pass@1" in plain.stdout
+
+
+def test_evaluate_passes_its_options_on(codila_command, monkeypatch):
+    import codila.evaluation.toy as toy
+
+    seen = {}
+
+    def fake(pair, **options):
+        seen.update(options, ar=pair.ar)
+        fields = {f.name: 0 for f in dataclasses.fields(toy.ToyResult)}
+        return toy.ToyResult(**fields | {"interval": (0.0, 1.0)})
+
+    monkeypatch.setattr(toy, "evaluate_toy", fake)
+    options = ("--n", "7", "--split", "dev", "--batch-size", "2", "--seed", "5")
+    result = codila_command("evaluate", "PAIR", *options, "--base", "--top-p", "0.5")
+    assert result.exit_code == 0, result.output
+    assert seen == {
+        "ar": None,
+        "n": 7,
+        "split": "dev",
+        "batch_size": 2,
+        "seed": 5,
+        "schedule": "entropy",
+        "tokens_per_step": 4,
+        "top_p": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("--task", "chess"), "expected 'toy'"), (("--split", "rest"), "split is 'rest'")],
+)
+def test_evaluate_mistakes(codila_command, arguments, said):
+    result = codila_command("evaluate", "PAIR", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr

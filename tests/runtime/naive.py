@@ -1,0 +1,141 @@
+"""The decoder by its definition: one row at a time, plain loops, no cache, no batch.
+
+Only :func:`codila_kernels.sample_tokens` is shared with the library, since it defines what a seed
+means. Everything else is written from the rules: the grid starts behind the prompt; the frontier
+is the leftmost block with a mask; hidden ``p - shift`` predicts ``p``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from codila_kernels import sample_tokens
+
+
+class Decoded(NamedTuple):
+    tokens: list[int]
+    forwards: int
+    ar_tokens: int  # how many tokens the AR model wrote
+
+
+def _distribution(z: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """Probabilities of one row; the kept set is the top_k, then the shortest run reaching top_p."""
+    p = torch.softmax((z - z.max()) / temperature, dim=0)
+    if not top_k and top_p == 1:
+        return p
+    weight = p.tolist()
+    order = sorted(range(len(weight)), key=lambda v: (-weight[v], v))[: top_k or None]
+    total, kept, mass = sum(weight[v] for v in order), [], 0.0
+    for v in order:
+        kept.append(v)
+        mass += weight[v] / total
+        if mass >= top_p:
+            break
+    out = torch.zeros_like(p)
+    out[kept] = p[kept]
+    return out / out.sum()
+
+
+def _entropy(p: Tensor) -> float:
+    return -sum(value * math.log(value) for value in p.tolist() if value > 0)
+
+
+@torch.no_grad()
+def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Decoded:
+    c, size, mask, eos = config, config.block_size, dlm.mask_token_id, dlm.eos_token_id
+    bridge = None if ar is None else ar.codila.bridge
+    valid = dlm.config.vocab_size if bridge is None else bridge.valid_vocab
+    banned = {mask} if bridge is None else set(bridge.banned_ids)
+    x = [mask] * (math.ceil(c.max_new_tokens / size) * size)
+    forwards = ar_tokens = 0
+
+    def usable(z: Tensor, never: set[int]) -> Tensor:
+        z = z[:valid].clone()
+        z[[v for v in never if v < valid]] = -math.inf
+        return z
+
+    def draw(z: Tensor, position: int) -> tuple[int, float]:
+        counter = torch.tensor([[len(prompt) + position, forwards - 1]], dtype=torch.int32)
+        sampling = {"temperature": c.temperature, "top_p": c.top_p, "top_k": c.top_k}
+        token, p = sample_tokens(z[None], torch.tensor([seed]), counter, **sampling)
+        return int(token), float(p)
+
+    def ar_row(token: int) -> int:
+        return bridge.id_map.get(token, token)
+
+    def write_block(block: list[int], targets: list[int]) -> dict[int, int]:
+        table = ar.get_input_embeddings().weight
+        in_dlm_order = table[[ar_row(v) for v in range(valid)]]
+        top = 0 if c.conditioning == "soft" else int(c.conditioning.removeprefix("top-"))
+        fed = []
+        for p in block:
+            pi = _distribution(z[p], c.conditioning_temperature, top)
+            fed.append(pi @ in_dlm_order if x[p] == mask else table[ar_row(x[p])])
+        if ar.codila.boundaries:
+            fed = [table[ar.codila.boundaries[0]], *fed, table[ar.codila.boundaries[1]]]
+        written = {}
+        for p in range(block[0], targets[-1] + 1):
+            logits = ar(inputs_embeds=torch.stack(fed)[None], use_cache=False).logits[0, -1]
+            logits = logits[[ar_row(v) for v in range(valid)]]
+            token, _ = draw(usable(logits, banned | set(bridge.suppressed_ids)), p)
+            token = token if x[p] == mask else x[p]
+            written |= {p: token} if p in targets else {}
+            fed.append(table[ar_row(token)])
+        return written
+
+    while mask in x[: c.max_new_tokens]:
+        logits = dlm(torch.tensor([prompt + x])).logits[0].double()
+        forwards += 1
+        frontier = x.index(mask) // size
+        blocks = range(len(x) // size)
+        blocks = blocks[frontier : frontier + c.scope_blocks] if c.scope_blocks else blocks
+        inside = [range(b * size, (b + 1) * size) for b in blocks]
+        holes = [[p for p in block if x[p] == mask] for block in inside]
+        masked = [p for hole in holes for p in hole]
+        z = {p: usable(logits[len(prompt) + p - dlm.shift], banned) for b in inside for p in b}
+        if c.confidence_source == "raw":
+            view = {p: _distribution(z[p]) for p in masked}
+            confidence = {p: view[p].max().item() for p in masked}
+        else:
+            view = {p: _distribution(z[p], c.temperature or 1.0, c.top_k, c.top_p) for p in masked}
+            confidence = {p: draw(z[p], p)[1] for p in masked}
+            if c.temperature == 0:
+                confidence = {p: view[p].max().item() for p in masked}
+        entropy = {p: _entropy(view[p]) for p in masked}
+        single, prefixes = [], []  # positions for the DLM's sampler; masked prefixes for the AR
+        if c.schedule in ("static", "dynamic"):
+            ranked = []
+            for b, hole in enumerate(holes):
+                means = [sum(entropy[p] for p in hole[:k]) / k for k in range(1, len(hole) + 1)]
+                fits = [k for k, h in enumerate(means, 1) if h <= c.entropy_threshold]
+                if c.schedule == "static" and hole:
+                    ranked.append((means[-1], b, len(hole)))
+                elif c.schedule == "dynamic" and fits:
+                    ranked.append((-fits[-1], means[fits[-1] - 1], b, fits[-1]))
+            ranked = sorted(ranked)[: c.blocks_per_step if c.schedule == "static" else 1]
+            prefixes = [(inside[r[-2]], holes[r[-2]][: r[-1]]) for r in ranked]
+            if c.schedule == "dynamic" and all(len(prefix) < 2 for _, prefix in prefixes):
+                single, prefixes = [min(masked, key=lambda p: (entropy[p], p))], []
+        else:
+            margin = {p: (v := view[p].sort().values)[-1].item() - v[-2].item() for p in masked}
+            score = {"margin": margin, "entropy": {p: -entropy[p] for p in masked}}
+            score = score.get(c.schedule, confidence)
+            order = sorted(masked, key=lambda p: (-score[p], p))
+            single = order[: c.tokens_per_step]
+            if c.schedule == "threshold":
+                single = [p for p in order if p == order[0] or score[p] > c.confidence_threshold]
+        single += [prefix[0] for _, prefix in prefixes if len(prefix) == 1]
+        commits = {p: draw(z[p], p)[0] for p in single}
+        for block, prefix in prefixes:
+            if len(prefix) > 1:
+                commits |= write_block(list(block), prefix)
+                ar_tokens += len(prefix)
+        for p, token in commits.items():
+            x[p] = token
+        if c.eos_fill and eos in x and mask not in x[: x.index(eos)]:
+            x = [eos if token == mask else token for token in x]
+    return Decoded(x[: c.max_new_tokens], forwards, ar_tokens)
