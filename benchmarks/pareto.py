@@ -10,7 +10,7 @@ measured as well. Every point is saved as it is done; the same command goes on w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +18,8 @@ import typer
 from tqdm import tqdm
 
 from benchmarks.report import Point, PointFile, print_json_line, print_table
+from benchmarks.workers import AR_FOLDERS, Task, cores, evaluate_all, load_pair
 
-CONDITIONINGS = {"soft": "ar", "top-3": "ar-top3", "top-1": "ar-top1"}
 BLOCK_SIZES = (2, 4, 8)
 CONFIDENCE_THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.95)
 ENTROPY_THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.5)
@@ -45,63 +45,61 @@ COLUMNS = {
 }
 
 
-def method_points(scopes: dict[str, int], quick: bool) -> Iterator[tuple[Point, dict[str, Any]]]:
-    """Every point to measure: its identity, and the options of ``generate`` that make it."""
-    seen = set()
+def method_tasks(scopes: dict[str, int], quick: bool) -> list[Task]:
+    """Every point to measure: its identity, and the options of ``generate`` that make it.
 
-    def point(
+    Scopes that were not chosen yet are left out; ``quick`` leaves the paper's scope out where it
+    is not a comparison that the text needs.
+    """
+    tasks: dict[tuple[Any, ...], Task] = {}
+
+    def add(
         method: str,
         options: dict[str, Any],
-        k: int | None,
+        scope_choices: set[int | None],
+        *,
+        k: int | None = None,
         threshold: float | None = None,
         conditioning: str | None = None,
-    ) -> Iterator[tuple[Point, dict[str, Any]]]:
-        identity = {
-            "method": method,
-            "tokens_per_step": k,
-            "conditioning": conditioning,
-            "scope_blocks": options["scope_blocks"],
-            "block_size": options["block_size"],
-            "threshold": threshold,
-        }
-        key = tuple(identity.values())
-        if key not in seen:
-            seen.add(key)
-            yield identity, options
+    ) -> None:
+        for scope in sorted(s for s in scope_choices if s is not None):
+            identity = {
+                "method": method,
+                "tokens_per_step": k,
+                "conditioning": conditioning,
+                "scope_blocks": scope,
+                "block_size": options["block_size"],
+                "threshold": threshold,
+            }
+            task = Task(identity, conditioning, options | {"scope_blocks": scope})
+            tasks.setdefault(tuple(identity.values()), task)
 
+    paper = None if quick else PAPER_SCOPE
     for k in (1, *BLOCK_SIZES):
         options = {"schedule": "entropy", "tokens_per_step": k, "block_size": k}
-        yield from point(
-            "base-published", options | {"confidence_source": "sampled", "scope_blocks": 0}, k
-        )
-        wanted = {scopes[f"base-matched/{k}"], PAPER_SCOPE}
-        if k > 1:
-            wanted.add(scopes[f"codila/{k}"])
-        for scope in sorted(wanted):
-            yield from point("base-matched", options | {"scope_blocks": scope}, k)
-    for c in CONFIDENCE_THRESHOLDS:
-        options = {"schedule": "threshold", "confidence_threshold": c, "block_size": 4}
-        for scope in sorted({scopes["threshold/4"]} if quick else {scopes["threshold/4"], 10}):
-            yield from point("threshold", options | {"scope_blocks": scope}, None, c)
-    for conditioning in CONDITIONINGS:
-        for b in BLOCK_SIZES:
+        add("base-published", options | {"confidence_source": "sampled"}, {0}, k=k)
+        own = {scopes.get(f"base-matched/{k}"), scopes.get(f"codila/{k}"), PAPER_SCOPE}
+        add("base-matched", options, own, k=k)
+    for b in BLOCK_SIZES:
+        for conditioning in AR_FOLDERS:
             options = {"schedule": "static", "block_size": b, "conditioning": conditioning}
-            wanted = {scopes[f"codila/{b}"]} | (set() if quick else {PAPER_SCOPE})
-            for scope in sorted(wanted | ({PAPER_SCOPE} if conditioning == "soft" else set())):
-                yield from point("codila", options | {"scope_blocks": scope}, b, None, conditioning)
+            also = PAPER_SCOPE if conditioning == "soft" else paper
+            chosen = {scopes.get(f"codila/{b}"), also}
+            add("codila", options, chosen, k=b, conditioning=conditioning)
     for tau in ENTROPY_THRESHOLDS:
         options = {"schedule": "dynamic", "block_size": 4, "entropy_threshold": tau}
-        for scope in sorted({scopes["codila-dynamic/4"]} | (set() if quick else {PAPER_SCOPE})):
-            yield from point("codila-dynamic", options | {"scope_blocks": scope}, None, tau, "soft")
+        chosen = {scopes.get("codila-dynamic/4"), paper}
+        add("codila-dynamic", options, chosen, threshold=tau, conditioning="soft")
+    for c in CONFIDENCE_THRESHOLDS:
+        options = {"schedule": "threshold", "confidence_threshold": c, "block_size": 4}
+        add("threshold", options, {scopes.get("threshold/4"), paper}, threshold=c)
+    return list(tasks.values())
 
 
-def measure(pair: Any, identity: Point, options: dict[str, Any], n: int) -> Point:
-    """One point: ``n`` problems in batches for the accuracy, 20 one by one for the time."""
-    from codila.evaluation.toy import evaluate_toy, time_toy
-
-    result = evaluate_toy(pair, n=n, split="test", **options)
-    return identity | {
-        "n": n,
+def accuracy(result: Any) -> Point:
+    """The part of a point that 500 problems in batches give."""
+    return {
+        "n": result.n,
         "pass_at_1": result.pass_at_1,
         "pass_low": result.interval[0],
         "pass_high": result.interval[1],
@@ -109,9 +107,23 @@ def measure(pair: Any, identity: Point, options: dict[str, Any], n: int) -> Poin
         "nfe": result.nfe,
         "tokens_per_forward": result.tokens_per_forward,
         "tokens_per_forward_canvas": result.tokens_per_forward_canvas,
-        "tokens_per_second": time_toy(pair, n=20, **options),
         "passed": "".join("01"[p] for p in result.passed),
     }
+
+
+def measure_speed(pair: str, tasks: Sequence[Task], saved: PointFile, n: int = 20) -> None:
+    """Tokens per second of every point: batch 1, one thread, nothing beside it."""
+    import torch
+
+    from codila.evaluation.toy import time_toy
+
+    torch.set_num_threads(1)
+    todo = [t for t in tasks if "tokens_per_second" not in (saved.find(t.identity) or {})]
+    for task in tqdm(todo, unit="timing"):
+        point = saved.find(task.identity)
+        assert point is not None
+        speed = time_toy(load_pair(pair, task.conditioning), n=n, **task.options)
+        saved.put(point | {"tokens_per_second": speed})
 
 
 def read_scopes(path: Path) -> dict[str, int]:
@@ -188,22 +200,19 @@ def main(
     ] = None,
     plot_file: Annotated[Path, typer.Option("--plot", help="The picture.")] = Path("pareto.png"),
     n: Annotated[int | None, typer.Option(help="Problems per point.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only these methods.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes; default one per core.")] = None,
 ) -> None:
     """Measure every point, print the table, draw the plot."""
-    import codila
-
     n = n or (100 if quick else 500)
-    pairs = {c: codila.load(pair, ar=folder) for c, folder in CONDITIONINGS.items()}
     saved = PointFile(json_file, {"pair": pair, "n": n, "split": "test"}, KEYS)
-    todo = list(method_points(read_scopes(SCOPES_FILE), quick))
-    points = []
-    for identity, options in tqdm(todo, unit="point"):
-        point = saved.find(identity)
-        if point is None:
-            chosen = pairs[identity["conditioning"] or "soft"]
-            point = measure(chosen, identity, options, n)
-            saved.add(point)
-        points.append(point)
+    tasks = method_tasks(read_scopes(SCOPES_FILE), quick)
+    tasks = [t for t in tasks if not method or t.identity["method"] in method]
+    todo = [t for t in tasks if saved.find(t.identity) is None]
+    for task, result in evaluate_all(pair, todo, n=n, split="test", jobs=jobs or cores()):
+        saved.put(task.identity | accuracy(result))
+    measure_speed(pair, tasks, saved)
+    points = [p for p in (saved.find(t.identity) for t in tasks) if p is not None]
     print_table(f"{pair}: {n} held-out problems", points, COLUMNS)
     plot(points, plot_file)
     print(f"plot: {plot_file}")

@@ -59,8 +59,13 @@ class PointFile:
         identity = [wanted.get(k) for k in self.keys]
         return next((p for p in self.points if [p.get(k) for k in self.keys] == identity), None)
 
-    def add(self, point: Point) -> None:
-        self.points.append(point)
+    def put(self, point: Point) -> None:
+        """Add a point, or replace the one with the same identifying keys; saved at once."""
+        old = self.find(point)
+        if old is None:
+            self.points.append(point)
+        else:
+            self.points[self.points.index(old)] = point
         if self.path is not None:
             payload = {
                 "environment": environment(),

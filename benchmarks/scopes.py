@@ -3,7 +3,8 @@
     python -m benchmarks.scopes --pair tiny [--n 200]
 
 The test split is never looked at here. The choice (highest dev Pass@1, ties to the wider scope)
-and every figure behind it go to ``benchmarks/results/scopes-tiny.json``.
+goes to ``benchmarks/results/scopes-tiny.json``, the figures behind it to the ``.points.json``
+beside it.
 """
 
 from __future__ import annotations
@@ -13,79 +14,78 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from tqdm import tqdm
 
 from benchmarks.pareto import BLOCK_SIZES, SCOPES_FILE
 from benchmarks.report import Point, PointFile, print_json_line, print_table
+from benchmarks.workers import Task, cores, evaluate_all
 
-SCOPES = (1, 2, 3, 4, 6, 10)
+SCOPES = (2, 3, 4, 10)
+KEYS = ("method", "scope_blocks")
+COLUMNS = {
+    "method": "",
+    "scope_blocks": "",
+    "pass_at_1": ".3f",
+    "syntax_error": ".3f",
+    "nfe": ".1f",
+}
 
 
-def methods() -> dict[str, dict[str, Any]]:
-    """Options of every method whose scope is chosen, by the key that ``pareto`` looks up."""
-    out: dict[str, dict[str, Any]] = {}
-    for k in (1, *BLOCK_SIZES):
-        out[f"base-matched/{k}"] = {
-            "schedule": "entropy",
-            "tokens_per_step": k,
-            "block_size": k,
-        }
+def scope_tasks() -> list[Task]:
+    """Every method whose scope is chosen, at every scope worth trying."""
+    tasks = []
+
+    def add(method: str, conditioning: str | None, scopes: tuple[int, ...], **options: Any) -> None:
+        for scope in scopes:
+            identity = {"method": method, "scope_blocks": scope}
+            tasks.append(Task(identity, conditioning, options | {"scope_blocks": scope}))
+
+    add("base-matched/1", None, (4, 10, 20, 64), schedule="entropy", block_size=1)
+    for k in BLOCK_SIZES:
+        options = {"schedule": "entropy", "block_size": k, "tokens_per_step": k}
+        add(f"base-matched/{k}", None, SCOPES, **options)
+    add("threshold/4", None, SCOPES, schedule="threshold", block_size=4, confidence_threshold=0.9)
     for b in BLOCK_SIZES:
-        out[f"codila/{b}"] = {"schedule": "static", "block_size": b}
-    out["codila-dynamic/4"] = {"schedule": "dynamic", "block_size": 4, "entropy_threshold": 0.2}
-    out["threshold/4"] = {"schedule": "threshold", "block_size": 4, "confidence_threshold": 0.9}
-    return out
+        add(f"codila/{b}", "soft", SCOPES, schedule="static", block_size=b)
+    add("codila-dynamic/4", "soft", SCOPES, schedule="dynamic", block_size=4, entropy_threshold=0.2)
+    return tasks
 
 
-def scopes_of(options: dict[str, Any]) -> tuple[int, ...]:
-    """Scopes worth trying: not below K tokens, and wider ones for single tokens."""
-    if options["block_size"] == 1:
-        return (4, 10, 20, 40)
-    return tuple(s for s in SCOPES if s * options["block_size"] <= 64)
+def choose(points: list[Point]) -> dict[str, int]:
+    """The scope of highest Pass@1 per method; ties go to the wider one."""
+    chosen: dict[str, Point] = {}
+    for p in points:
+        best = chosen.get(p["method"])
+        rank = (p["pass_at_1"], p["scope_blocks"])
+        if best is None or rank > (best["pass_at_1"], best["scope_blocks"]):
+            chosen[p["method"]] = p
+    return {method: p["scope_blocks"] for method, p in sorted(chosen.items())}
 
 
 def main(
     pair: Annotated[str, typer.Option(help="Bundled pair.")] = "tiny",
     n: Annotated[int, typer.Option(help="Dev problems per point.")] = 200,
     json_file: Annotated[Path, typer.Option("--json", help="Result, resumed.")] = SCOPES_FILE,
+    base_only: Annotated[bool, typer.Option("--base-only", help="Skip the AR model.")] = False,
+    jobs: Annotated[int | None, typer.Option(help="Processes; default one per core.")] = None,
 ) -> None:
     """Measure, choose, write."""
-    import codila
-    from codila.evaluation.toy import evaluate_toy
-
-    loaded = codila.load(pair)
-    saved = PointFile(
-        json_file.with_suffix(".points.json"),
-        {"pair": pair, "n": n, "split": "dev"},
-        ("method", "scope_blocks"),
-    )
-    todo = [(m, o, s) for m, o in methods().items() for s in scopes_of(o)]
-    points: list[Point] = []
-    for method, options, scope in tqdm(todo, unit="point"):
-        identity = {"method": method, "scope_blocks": scope}
-        point = saved.find(identity)
-        if point is None:
-            result = evaluate_toy(loaded, n=n, split="dev", scope_blocks=scope, **options)
-            point = identity | {
+    points_file = json_file.with_suffix(".points.json")
+    saved = PointFile(points_file, {"pair": pair, "n": n, "split": "dev"}, KEYS)
+    tasks = [t for t in scope_tasks() if not (base_only and t.conditioning)]
+    todo = [t for t in tasks if saved.find(t.identity) is None]
+    for task, result in evaluate_all(pair, todo, n=n, split="dev", jobs=jobs or cores()):
+        saved.put(
+            task.identity
+            | {
                 "pass_at_1": result.pass_at_1,
                 "syntax_error": result.syntax_error,
                 "nfe": result.nfe,
             }
-            saved.add(point)
-        points.append(point)
-    chosen = {}
-    for method in methods():
-        rows = [p for p in points if p["method"] == method]
-        best = max(rows, key=lambda p: (p["pass_at_1"], p["scope_blocks"]))
-        chosen[method] = best["scope_blocks"]
-    json_file.write_text(
-        json.dumps({"n": n, "split": "dev", "chosen": chosen, "points": points}, indent=1) + "\n"
-    )
-    print_table(
-        f"{pair}: scopes on {n} dev problems",
-        points,
-        {"method": "", "scope_blocks": "", "pass_at_1": ".3f", "syntax_error": ".3f", "nfe": ".1f"},
-    )
+        )
+        chosen = {"pair": pair, "n": n, "split": "dev", "chosen": choose(saved.points)}
+        json_file.write_text(json.dumps(chosen, indent=1) + "\n")
+    points = sorted(saved.points, key=lambda p: (p["method"], p["scope_blocks"]))
+    print_table(f"{pair}: scopes on {n} dev problems", points, COLUMNS)
     print_json_line(points)
 
 

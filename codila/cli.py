@@ -23,6 +23,7 @@ from codila.cli_inputs import (
     parse_assignments,
     read_config,
     read_prompt,
+    recipe_folder,
     wrong_types_are_values,
 )
 
@@ -301,6 +302,7 @@ def _train_dlm(
         changes = parse_assignments(assignments or []) | {"steps": steps, "seed": seed}
         with wrong_types_are_values("the recipe"):
             recipe = load_recipe(DLMRecipe, "dlm", config, changes)
+        recipe = dataclasses.replace(recipe, tokenizer=recipe_folder("tokenizer", recipe.tokenizer))
         model = train_dlm(recipe, output)
         export_dlm(model, recipe.tokenizer, output / "dlm")
         typer.echo(f"checkpoint: {output / 'dlm'}")
@@ -324,6 +326,11 @@ def _train_ar(
         changes = parse_assignments(assignments or []) | {"steps": steps, "seed": seed}
         with wrong_types_are_values("the recipe"):
             recipe = load_recipe(ARRecipe, "ar", config, changes)
+        recipe = dataclasses.replace(
+            recipe,
+            dlm=recipe_folder("dlm", recipe.dlm),
+            tokenizer=recipe_folder("tokenizer", recipe.tokenizer),
+        )
         training = train_ar(recipe, output)
         export_ars(training, output)
         for name in recipe.conditioning:

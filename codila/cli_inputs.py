@@ -122,6 +122,24 @@ def generation_options(
     return options
 
 
+def require_folder(option: str, name: str) -> None:
+    """Raise FileNotFoundError where ``name`` is neither a folder nor of a hub id's form.
+
+    Anything else would be looked for on the hub, slowly and in vain.
+    """
+    if not Path(name).is_dir() and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
+        raise FileNotFoundError(f"{option}: no such folder: {name}")
+
+
+def recipe_folder(key: str, name: str) -> str:
+    """The folder that a recipe names, from here or, as the bundled recipes do, from the package."""
+    bundled = Path(codila.__file__).parents[1] / name
+    if not Path(name).is_dir() and bundled.is_dir():
+        return str(bundled)
+    require_folder(key, name)
+    return name
+
+
 def load_pair(
     name: str | None, dlm: str | None, ar: str | None, base: bool, device: str, dtype: str | None
 ) -> Pair:
@@ -131,9 +149,8 @@ def load_pair(
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
     for option, folder in (("--dlm", dlm), ("--ar", ar if dlm else None)):
-        hub_id = folder is not None and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", folder)
-        if folder is not None and not hub_id and not Path(folder).is_dir():
-            raise FileNotFoundError(f"{option}: no such folder: {folder}")
+        if folder is not None:
+            require_folder(option, folder)
     import torch
     import transformers
 

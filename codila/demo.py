@@ -55,7 +55,11 @@ TASKS = (
         'def f(sentence):\n    """Return a sorted list of the first letters of the words of the '
         'string sentence shorter than 6 characters."""\n',
         True,
-        (("'the quick brown fox'", ["b", "f", "q", "t"]), ("''", []), ("'gather some rosebuds'", ["s"])),
+        (
+            ("'the quick brown fox'", ["b", "f", "q", "t"]),
+            ("''", []),
+            ("'gather some rosebuds'", ["s"]),
+        ),
     ),
     Task(
         'def f(n):\n    """Return the sorted list of the squares of the digits of n."""\n',
@@ -113,9 +117,7 @@ def show_values(console: Console, task: Task, outcomes: dict[str, list[Outcome]]
     console.print()
 
 
-def show_summary(
-    console: Console, rows: list[tuple[Task, str, Decoded, list[Outcome]]]
-) -> None:
+def show_summary(console: Console, rows: list[tuple[Task, str, Decoded, list[Outcome]]]) -> None:
     """One line per prompt and method: tokens, steps, time, and the examples that came out right."""
     table = Table(title="Summary", title_justify="left", box=None, pad_edge=False)
     for heading in ("prompt", "decoder", "tokens", "steps", "time", "examples right"):
@@ -136,14 +138,14 @@ def show_summary(
     console.print(table)
 
 
-NEXT = r"""
+NEXT = r'''
 Three prompts prove nothing; these measure it:
   codila evaluate --task toy --n 100             CoDiLA on held-out problems
   codila evaluate --task toy --n 100 --base      the plain DLM at the same parallelism
   python -m benchmarks.pareto --pair tiny --quick
 Your own prompt:
   codila generate 'def f(words):\n    """Return the list of the words longer than 3 characters."""'
-"""
+'''
 
 
 def run(pair: Pair, console: Console, *, stream: bool) -> None:

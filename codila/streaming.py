@@ -90,8 +90,7 @@ class LiveStreamer:
     def put(self, tokens: Tensor) -> None:
         """First the prompt ``[1, P]``, at the end what was written ``[n]``."""
         if self._prompt is None:
-            text = self._decode(tokens[0].tolist())
-            self._prompt = Text(text, style=STYLES["prompt"])
+            self._prompt = Text().append(self._decode(tokens[0].tolist()), STYLES["prompt"])
             self._live.start()
             return
         self.close()

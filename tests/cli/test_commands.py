@@ -14,6 +14,17 @@ import codila
 
 ROOT = Path(__file__).parents[2]
 
+SHAPE = {
+    "vocab_size": 1088,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+
 LOADED = """
 import sys
 from typer.testing import CliRunner
@@ -45,21 +56,12 @@ def test_help_lists_the_commands(codila_command):
 def tiny_recipes(tmp_path) -> dict[str, str]:
     """Recipe files of models that train in a second, over the bundled tokenizers."""
     pretrained = Path(codila.__file__).parent / "pretrained" / "tiny"
-    shape = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
-    }
     common = {"pairs": 300, "rows": 2, "steps": 5, "warmup": 1}
     recipes = {
-        "dlm": {"tokenizer": str(pretrained / "dlm"), "model": shape | {"vocab_size": 1088}},
+        "dlm": {"tokenizer": str(pretrained / "dlm"), "model": SHAPE},
         "ar": {
             "tokenizer": str(pretrained / "ar"),
-            "model": shape | {"vocab_size": 1056, "head_dim": 8},
+            "model": SHAPE | {"vocab_size": 1056, "head_dim": 8},
             "dlm": str(tmp_path / "run-dlm" / "dlm"),
             "conditioning": ["soft"],
         },
@@ -94,7 +96,7 @@ def test_trained_checkpoints_generate(codila_command, tiny_recipes, tmp_path):
         (("--config", "huge"), "no recipe 'huge'"),
         (("--set", "rows"), "expected KEY=VALUE"),
         (("--set", "speed=9"), "unknown keys ['speed']"),
-        (("--set", "tokenizer=nowhere"), "nowhere"),
+        (("--set", "tokenizer=nowhere"), "no such folder: nowhere"),
     ],
 )
 def test_train_mistakes(codila_command, tmp_path, arguments, said):
@@ -102,6 +104,14 @@ def test_train_mistakes(codila_command, tmp_path, arguments, said):
     assert result.exit_code == 2
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_bundled_recipes_are_found_from_any_folder(codila_command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("--set", "pairs=100", "--set", "rows=1", "--set", f"model={json.dumps(SHAPE)}")
+    result = codila_command("train", "dlm", "--steps", "1", *words, "--output", "run")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "run" / "dlm" / "config.json").is_file()
 
 
 def test_resume_with_another_recipe_is_refused(codila_command, tiny_recipes, tmp_path):

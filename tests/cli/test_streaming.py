@@ -59,14 +59,15 @@ def test_signs_without_unicode(pair):
 
 def test_streaming_ends_with_the_text_and_changes_nothing(pair):
     console = terminal()
-    options = {"max_new_tokens": 12, "seed": 1}
+    options = {"max_new_tokens": 12, "seed": 1, "scope_blocks": 1}
     silent = decode(pair, PROMPT, **options)
     shown = decode(pair, PROMPT, console=console, **options)
     assert (shown.text, shown.tokens) == (silent.text, silent.tokens)
     output = console.file.getvalue()
-    assert "░" in output  # a step before the last left something unknown, or a draft
-    assert "\x1b[?25h" in output  # the cursor is back
-    assert console._live_stack == [] if hasattr(console, "_live_stack") else True
+    assert "░" in output  # of blocks out of scope nothing is known
+    assert "\x1b[2mdef f(n):" in output  # the prompt is dim
+    assert "\x1b[1m" in output and "\x1b[1;2m" not in output  # what is known is firm
+    assert output.endswith("\n") and "\x1b[?25h" in output  # the cursor is back
 
 
 def test_an_error_leaves_the_display(pair):

@@ -213,15 +213,18 @@ def test_expected_embedding_in_several_launches(monkeypatch, generator):
     from codila_kernels.kernels import expected_embedding as module
 
     logits = torch.randn(9, 100, generator=generator)
+    logits[5] = -math.inf  # statistics of the wrong row would spread its NaN
     table = torch.randn(100, 6, generator=generator)
     stats = ck.vocab_stats(logits, impl="triton")
-    rows = torch.tensor([8, 1, 0, 3, 3, 7, 2])
+    rows = torch.tensor([8, 1, 0, 3, 3, 5, 2])
     for options in (dict(), dict(rows=rows), dict(stats=stats), dict(rows=rows, stats=stats)):
         monkeypatch.setattr(module, "ROWS_PER_LAUNCH", 1024)
         whole = ck.expected_embedding(logits, table, impl="triton", **options)
         monkeypatch.setattr(module, "ROWS_PER_LAUNCH", 4)
         cut = ck.expected_embedding(logits, table, impl="triton", **options)
-        torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-6, equal_nan=True)
+        nan = logits[rows if "rows" in options else slice(None)].isinf().all(-1)
+        assert torch.equal(cut.isnan().all(-1), nan) and cut[~nan].isfinite().all()
 
 
 def test_offsets_beyond_32_bits(generator):
@@ -238,6 +241,7 @@ def test_offsets_beyond_32_bits(generator):
     table = torch.randn(width, 4, generator=generator)
     picked = torch.tensor([2], dtype=torch.int32)
     check_soft(ck.expected_embedding(logits, table, rows=picked, impl="triton"), [rows[2]], table)
+    check_soft(ck.expected_embedding(logits, table, impl="triton"), rows, table)
     tall = storage.as_strided((3, 4), (stride, 1))  # a table whose rows are as far apart
     few = torch.randn(2, 3, generator=generator).half()
     check_soft(ck.expected_embedding(few, tall, impl="triton"), rows_of(few, 1.0), tall)

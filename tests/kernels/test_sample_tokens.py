@@ -9,6 +9,7 @@ import torch
 from kernel_definitions import distribution, kept_ids
 
 import codila_kernels as ck
+from codila_kernels import reference
 from codila_kernels.reference import philox_4x32, philox_uniform
 
 
@@ -120,6 +121,19 @@ def test_token_is_the_first_whose_cumulative_probability_exceeds_u(generator):
             if cumulative > u[r].item():
                 break
         assert ids[r].item() == token
+
+
+@pytest.mark.parametrize("u, token", [(0.0, 2), (1 - 2.0**-32, 5)])
+def test_the_ends_of_the_uniform_stay_inside_the_kept_set(u, token, monkeypatch):
+    """u = 0 must skip ids without weight, and the largest u must not run past the last."""
+    logits = torch.tensor([[0.0, -math.inf, 3.0, 2.0, 0.0, 3.0, 1.0]])
+
+    def constant(seeds, counters):
+        return torch.full(seeds.shape, u, dtype=torch.float64)
+
+    monkeypatch.setattr(reference, "philox_uniform", constant)
+    for options in (dict(top_k=3), dict(top_p=0.7)):
+        assert draw(logits, **options)[0].tolist() == [token]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from codila.conditioning import VocabularyBridge
 from codila.config import GenerationConfig
 from codila.generation import generate
 
-CASES = 60
+CASES = 40
 PAIRS = 4
 
 
@@ -43,10 +43,10 @@ def random_config(rng: random.Random, dlm: Any) -> GenerationConfig:
     if threshold is None:  # between the model's own entropies, so that prefixes of all lengths fit
         logits = dlm(torch.tensor([[1] + [MASK] * 12])).logits[0, :, :71]
         entropy = torch.distributions.Categorical(logits=logits).entropy()
-        threshold = entropy.quantile(rng.uniform(0.1, 0.7)).item()
+        threshold = entropy.quantile(rng.uniform(0.3, 0.9)).item()
     temperature, top_p = rng.choice([(0.0, 1.0), (0.0, 0.8), (0.7, 0.8), (0.1, 0.8), (1.0, 1.0)])
     return GenerationConfig(
-        max_new_tokens=rng.randint(5, 13),
+        max_new_tokens=rng.randint(4, 10),
         block_size=rng.choice([1, 2, 3, 3, 4, 4, 4]),
         schedule=schedule,
         blocks_per_step=rng.choice([1, 2, 9]),
@@ -83,7 +83,7 @@ def test_every_row_of_a_padded_batch_equals_the_naive_decoder(case):
     if not config.schedule.startswith(("static", "dynamic")) and rng.random() < 0.5:
         ar = None  # a baseline on the DLM's whole vocabulary
     prompts = [
-        [rng.randrange(WORDS) for _ in range(rng.randint(1, 5))] for _ in range(rng.choice([1, 3]))
+        [rng.randrange(WORDS) for _ in range(rng.randint(1, 5))] for _ in range(2)
     ]
     seed = rng.randrange(2**40)
     dlm.config.eos_token_id = EOS
@@ -102,6 +102,24 @@ def test_every_row_of_a_padded_batch_equals_the_naive_decoder(case):
     assert out.num_function_evaluations.tolist() == [row.forwards for row in expected]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_partial_blocks_with_holes_equal_the_naive_decoder(seed):
+    dlm, ar = pair(seed)
+    config = GenerationConfig(
+        max_new_tokens=16,
+        schedule="dynamic",
+        entropy_threshold=(3.3, 2.6, 1.9, 1.5)[seed],
+        temperature=1.0,
+        top_p=1.0,
+        eos_fill=False,
+    )
+    expected = naive.decode(dlm, ar, [1, 2], config, seed)
+    out = generate(dlm, torch.tensor([[1, 2]]), ar_model=ar, generation_config=config, seed=seed)
+    assert 0 < expected.ar_tokens < 16, "the case should mix the AR model and the DLM's sampler"
+    assert out.sequences[0, 2:].tolist() == expected.tokens
+    assert out.num_function_evaluations.item() == expected.forwards
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(("temperature", "top_p"), [(0.0, 1.0), (0.7, 0.8)])
 def test_a_batch_equals_its_single_runs(side, temperature, top_p):
@@ -109,7 +127,7 @@ def test_a_batch_equals_its_single_runs(side, temperature, top_p):
     prompts = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3]]
     options = dict(
         ar_model=ar,
-        max_new_tokens=16,
+        max_new_tokens=8,
         schedule="dynamic",
         entropy_threshold=1.5,
         temperature=temperature,
@@ -135,7 +153,3 @@ def test_the_random_cases_reach_every_rule():
         assert len({getattr(c, field) for c in configs}) == values, field
     assert any(c.max_new_tokens % c.block_size for c in configs)
     assert any(c.confidence_source == "sampled" and c.temperature == 0 for c in configs)
-    dynamic = [(case, c) for case, c in enumerate(configs) if c.schedule == "dynamic"]
-    runs = [naive.decode(*pair(case % PAIRS), [1, 2], c, 0) for case, c in dynamic]
-    mixed = [run for run in runs if 0 < run.ar_tokens < len(run.tokens)]
-    assert len(mixed) >= 6, "few cases mix the AR model with the fallback"
