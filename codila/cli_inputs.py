@@ -64,7 +64,9 @@ def read_config(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     if path.is_dir():
-        path = path / "generation_config.json"
+        from codila.config import CONFIG_NAME
+
+        path = path / CONFIG_NAME
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from codila.conditioning import parse_conditioning
 
-CONFIG_NAME = "generation_config.json"
+CONFIG_NAME = "codila_generation_config.json"  # transformers' own name is taken in DLM folders
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class GenerationConfig:
         return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``generation_config.json`` into ``folder``, atomically."""
+        """Write ``codila_generation_config.json`` into ``folder``, atomically."""
         path = Path(folder) / CONFIG_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(path.name + ".tmp")

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from codila.block_decoder import BlockDecoder
 from codila.conditioning import VocabularyBridge
-from codila.config import GenerationConfig
+from codila.config import CONFIG_NAME, GenerationConfig
 from codila.models.dream import DreamModel
 
 FAMILIES: dict[str, type[PreTrainedModel]] = {"Dream": DreamModel}
@@ -155,14 +155,13 @@ def load(
     model = load_dlm(dlm, dtype=dtype, device=device)
     tokenizer = _load_tokenizer(dlm)
     _check_tokenizer(tokenizer, model, dlm)
-    config = GenerationConfig()
-    if (Path(dlm) / "generation_config.json").is_file():
-        config = GenerationConfig.from_pretrained(dlm)
     if ar is None:
-        return Pair(model, None, tokenizer, config)
+        return Pair(model, None, tokenizer, GenerationConfig())
     ar_model = load_ar(ar, dtype=dtype, device=device)
     ar_model.codila.check_dlm(model)
     _check_same_words(tokenizer, _load_tokenizer(ar), ar_model.codila.bridge, dlm, ar)
+    has_config = (Path(ar) / CONFIG_NAME).is_file()
+    config = GenerationConfig.from_pretrained(ar) if has_config else GenerationConfig()
     config = config.updated(conditioning=ar_model.codila.conditioning)
     return Pair(model, ar_model, tokenizer, config)
 

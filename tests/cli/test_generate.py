@@ -99,7 +99,7 @@ def test_base_needs_no_ar_model_and_takes_another_count(codila_command, folders)
 
 def test_options_win_over_the_file(codila_command, tmp_path):
     GenerationConfig(block_size=2, temperature=0.7, schedule="dynamic").save_pretrained(tmp_path)
-    file = tmp_path / "generation_config.json"
+    file = tmp_path / CONFIG_NAME
     for given in (str(file), str(tmp_path)):
         options = ("--config", given, "--temperature", "0", "--tau", "0.5", "--json", *SHORT)
         config = generated(codila_command("generate", PROMPT, "PAIR", *options))["config"]
