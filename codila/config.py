@@ -68,6 +68,17 @@ class GenerationConfig:
         for name in ("scope_blocks", "top_k"):
             value = getattr(self, name)
             need(_is_int(value) and value >= 0, name, "an int of at least 0 (0 is off)")
+        for name in (
+            "entropy_threshold",
+            "confidence_threshold",
+            "temperature",
+            "top_p",
+            "conditioning_temperature",
+        ):
+            value = getattr(self, name)
+            need(isinstance(value, float) or _is_int(value), name, "a number")
+        for name in ("eos_fill", "output_history"):
+            need(isinstance(getattr(self, name), bool), name, "True or False")
         need(self.schedule in SCHEDULES, "schedule", f"one of {sorted(SCHEDULES)}")
         need(not math.isnan(self.entropy_threshold), "entropy_threshold", "a number of nats")
         need(0 <= self.confidence_threshold <= 1, "confidence_threshold", "0 to 1")

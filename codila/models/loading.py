@@ -50,15 +50,18 @@ class ARMetadata:
         data = _read_json(path)
         if data.get("format") != 1:
             raise CheckpointError(f"{path}: format {data.get('format')!r}, this version reads 1")
-        boundaries = data["boundaries"]
-        metadata = cls(
-            block_sizes=tuple(data["block_sizes"]),
-            boundaries=None if boundaries is None else (boundaries[0], boundaries[1]),
-            conditioning=data["conditioning"],
-            window=(data["window"][0], data["window"][1]),
-            dlm=data["dlm"],
-            bridge=VocabularyBridge.from_json(data["bridge"]),
-        )
+        try:
+            boundaries = data["boundaries"]
+            metadata = cls(
+                block_sizes=tuple(data["block_sizes"]),
+                boundaries=None if boundaries is None else (boundaries[0], boundaries[1]),
+                conditioning=data["conditioning"],
+                window=(data["window"][0], data["window"][1]),
+                dlm=data["dlm"],
+                bridge=VocabularyBridge.from_json(data["bridge"]),
+            )
+        except KeyError as error:
+            raise CheckpointError(f"{path} has no key {error}") from error
         if metadata.window != (0, 0):
             raise CheckpointError(f"{path}: window {metadata.window} is not supported, only (0, 0)")
         return metadata
@@ -151,7 +154,10 @@ def load(
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     elif isinstance(dtype, str):
-        dtype = getattr(torch, dtype)
+        named = getattr(torch, dtype, None)
+        if not isinstance(named, torch.dtype):
+            raise ValueError(f"dtype={dtype!r}: expected the name of a torch dtype, as 'bfloat16'")
+        dtype = named
     model = load_dlm(dlm, dtype=dtype, device=device)
     tokenizer = _load_tokenizer(dlm)
     _check_tokenizer(tokenizer, model, dlm)

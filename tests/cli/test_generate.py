@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from codila import GenerationConfig
+from codila.config import CONFIG_NAME
 
 PROMPT = 'def f(nums):\n    """Return the sum."""\n'
 SHORT = ("--max-new-tokens", "12")

@@ -22,7 +22,9 @@ class Decoded(NamedTuple):
     ar_tokens: int  # how many tokens the AR model wrote
 
 
-def _distribution(z: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+def _distribution(
+    z: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> Tensor:
     """Probabilities of one row; the kept set is the top_k, then the shortest run reaching top_p."""
     p = torch.softmax((z - z.max()) / temperature, dim=0)
     if not top_k and top_p == 1:

@@ -82,9 +82,7 @@ def test_every_row_of_a_padded_batch_equals_the_naive_decoder(case):
     config = random_config(rng, dlm)
     if not config.schedule.startswith(("static", "dynamic")) and rng.random() < 0.5:
         ar = None  # a baseline on the DLM's whole vocabulary
-    prompts = [
-        [rng.randrange(WORDS) for _ in range(rng.randint(1, 5))] for _ in range(2)
-    ]
+    prompts = [[rng.randrange(WORDS) for _ in range(rng.randint(1, 5))] for _ in range(2)]
     seed = rng.randrange(2**40)
     dlm.config.eos_token_id = EOS
     if config.eos_fill:  # a random model seldom writes a given token: make one of its own the end
@@ -93,9 +91,7 @@ def test_every_row_of_a_padded_batch_equals_the_naive_decoder(case):
 
     expected = [naive.decode(dlm, ar, p, config, seed + row) for row, p in enumerate(prompts)]
     ids, mask = padded(prompts, rng.choice(["left", "right"]))
-    out = generate(
-        dlm, ids, ar_model=ar, attention_mask=mask, generation_config=config, seed=seed
-    )
+    out = generate(dlm, ids, ar_model=ar, attention_mask=mask, generation_config=config, seed=seed)
 
     tokens = out.sequences[:, ids.shape[1] :].tolist()
     assert tokens == [row.tokens for row in expected]

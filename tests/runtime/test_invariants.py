@@ -6,6 +6,7 @@ model its exact conditional of a block given the canvas, so that any error is th
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 from typing import Any
@@ -32,6 +33,16 @@ def random_joint(seed: int, support: int = 12) -> Tensor:
     return q / q.sum()
 
 
+@functools.cache
+def compatible() -> Tensor:
+    """``[4096, 729]``: whether a canvas, by its index in base 4, can become a string."""
+    canvases = torch.tensor(list(itertools.product(range(V + 1), repeat=N))).flip(-1)
+    fits = torch.ones(len(canvases), len(STRINGS), dtype=torch.bool)
+    for canvas, token in zip(canvases.T, STRINGS.T, strict=True):
+        fits &= (canvas[:, None] == MASK) | (canvas[:, None] == token)
+    return fits
+
+
 class Oracle:
     """A diffusion model: the conditional marginals of q given what is known on the canvas.
 
@@ -45,9 +56,7 @@ class Oracle:
     def __init__(self, q: Tensor, shift: int = 1) -> None:
         self.shift = shift
         self.lm_head = types.SimpleNamespace(weight=torch.eye(V + 2).double(), bias=None)
-        states = torch.tensor(list(itertools.product(range(V + 1), repeat=N))).flip(-1)
-        fits = ((states[:, None] == MASK) | (states[:, None] == STRINGS)).all(-1)
-        mass = fits * q
+        mass = compatible() * q
         one_hot = torch.nn.functional.one_hot(STRINGS, V).double()
         p = torch.einsum("sx,xnv->snv", mass, one_hot) / mass.sum(-1)[:, None, None]
         self.log_marginals = p.nan_to_num(1 / V).log().clamp_min(-700)
@@ -66,6 +75,11 @@ class Oracle:
         own = self.logits(self.seen)
         blank = own[:, :1]
         return torch.cat([own, blank] if self.shift else [blank, own], dim=1)
+
+
+@functools.cache
+def oracle_of(seed: int, shift: int = 1) -> Oracle:
+    return Oracle(random_joint(seed), shift)
 
 
 class IdealBlockDecoder:
@@ -161,7 +175,7 @@ def tokens(out) -> Tensor:
     ids=lambda o: "-".join(map(str, o.values())),
 )
 def test_every_step_commits_and_known_tokens_never_change(decode, options, block_size, known):
-    oracle = Oracle(random_joint(block_size), shift=block_size % 2)
+    oracle = oracle_of(block_size, shift=block_size % 2)
     out, decoder = decode(oracle, known=known, block_size=block_size, **options)
     canvas = torch.full((64, N), MASK)
     for position, token in known.items():
@@ -184,9 +198,7 @@ def test_every_step_commits_and_known_tokens_never_change(decode, options, block
 @pytest.mark.parametrize("blocks_per_step", [1, 2, 3])
 @pytest.mark.parametrize("block_size", [1, 2, 3, 6])
 def test_static_takes_a_fixed_number_of_forwards(decode, block_size, blocks_per_step):
-    out, _ = decode(
-        Oracle(random_joint(1)), block_size=block_size, blocks_per_step=blocks_per_step
-    )
+    out, _ = decode(oracle_of(1), block_size=block_size, blocks_per_step=blocks_per_step)
     expected = -(-N // (block_size * blocks_per_step))
     assert out.num_function_evaluations.tolist() == [expected] * 64
 
@@ -197,12 +209,10 @@ def test_static_takes_a_fixed_number_of_forwards(decode, block_size, blocks_per_
 def test_dynamic_without_a_limit_equals_static_with_one_block(
     decode, block_size, scope, temperature
 ):
-    oracle = Oracle(random_joint(2))
+    oracle = oracle_of(2)
     options = {"block_size": block_size, "scope_blocks": scope, "temperature": temperature}
     static, _ = decode(oracle, schedule="static", **options)
-    dynamic, _ = decode(
-        oracle, schedule="dynamic", entropy_threshold=float("inf"), **options
-    )
+    dynamic, _ = decode(oracle, schedule="dynamic", entropy_threshold=float("inf"), **options)
     assert torch.equal(tokens(dynamic), tokens(static))
     assert torch.equal(dynamic.step_of, static.step_of)
 
@@ -211,7 +221,7 @@ def test_dynamic_without_a_limit_equals_static_with_one_block(
 @pytest.mark.parametrize("scope", [0, 1, 2])
 @pytest.mark.parametrize("block_size", [1, 2, 3])
 def test_dynamic_below_zero_equals_one_token_entropy_decoding(decode, block_size, scope, known):
-    oracle = Oracle(random_joint(3))
+    oracle = oracle_of(3)
     options = {"block_size": block_size, "scope_blocks": scope, "known": known}
     base, _ = decode(oracle, schedule="entropy", **options)
     dynamic, decoder = decode(oracle, schedule="dynamic", entropy_threshold=-0.5, **options)
@@ -222,7 +232,7 @@ def test_dynamic_below_zero_equals_one_token_entropy_decoding(decode, block_size
 
 @pytest.mark.parametrize("scope", [0, 3])
 def test_static_with_blocks_of_one_equals_one_token_entropy_decoding(decode, scope):
-    oracle = Oracle(random_joint(4))
+    oracle = oracle_of(4)
     base, _ = decode(oracle, schedule="entropy", block_size=1, scope_blocks=scope)
     static, decoder = decode(oracle, schedule="static", block_size=1, scope_blocks=scope)
     assert torch.equal(tokens(static), tokens(base))
@@ -237,7 +247,7 @@ def test_static_with_blocks_of_one_equals_one_token_entropy_decoding(decode, sco
 )
 def test_a_block_with_one_masked_position_is_filled_by_the_diffusion_model(decode, options):
     """Whatever the AR model would write there: this one is never asked."""
-    oracle = Oracle(random_joint(5))
+    oracle = oracle_of(5)
     known = {0: 1, 2: 0, 3: 2, 4: 2}  # one hole in either block of three
     base, _ = decode(oracle, schedule="entropy", block_size=3, known=known)
     out, decoder = decode(oracle, block_size=3, known=known, **options)
@@ -250,7 +260,7 @@ def total_variation(q: Tensor, drawn: Tensor) -> float:
     return 0.5 * (torch.bincount(index, minlength=V**N) / len(drawn) - q).abs().sum().item()
 
 
-ROWS = 20_000  # 12 strings: the noise floor of the total variation is about 0.009
+ROWS = 12_000  # 12 strings: the total variation of exact draws is about 0.012
 
 
 @pytest.mark.parametrize(
@@ -266,8 +276,8 @@ ROWS = 20_000  # 12 strings: the noise floor of the total variation is about 0.0
 )
 def test_one_block_per_step_with_an_ideal_ar_model_draws_from_the_joint(decode, options):
     q = random_joint(6)
-    out, _ = decode(Oracle(q), rows=ROWS, **options)
-    assert total_variation(q, tokens(out)) < 0.02
+    out, _ = decode(oracle_of(6), rows=ROWS, **options)
+    assert total_variation(q, tokens(out)) < 0.025
     if options["schedule"] == "dynamic":  # neither the AR model alone nor the fallback alone
         forwards = out.num_function_evaluations
         assert forwards.float().mean() < N - 0.5
@@ -284,5 +294,5 @@ def test_one_block_per_step_with_an_ideal_ar_model_draws_from_the_joint(decode, 
 )
 def test_independent_draws_in_one_step_miss_the_joint(decode, options):
     q = random_joint(6)
-    out, _ = decode(Oracle(q), rows=ROWS, **options)
+    out, _ = decode(oracle_of(6), rows=ROWS, **options)
     assert total_variation(q, tokens(out)) > 0.1
