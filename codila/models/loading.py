@@ -180,7 +180,10 @@ def load_dlm(
     if config is None:
         from transformers import PreTrainedConfig
 
-        config = PreTrainedConfig.get_config_dict(str(folder))[0]
+        try:
+            config = PreTrainedConfig.get_config_dict(str(folder))[0]
+        except OSError as error:
+            raise CheckpointError(f"{folder}: no such folder, nor a hub model: {error}") from error
     family = config.get("model_type")
     if family not in FAMILIES:
         raise CheckpointError(
