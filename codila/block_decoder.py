@@ -40,12 +40,13 @@ class BlockDecoder:
         boundaries: tuple[int, int] | None,
     ) -> None:
         self.model, self.bridge, self.boundaries = model, bridge, boundaries
-        self._body: nn.Module = model.get_decoder()
-        self._embedding: nn.Module = model.get_input_embeddings()
-        self._head: nn.Module = model.get_output_embeddings()
+        causal_lm: Any = model
+        self._body = causal_lm.get_decoder()
+        self._embedding = causal_lm.get_input_embeddings()
+        self._head = causal_lm.get_output_embeddings()
         self._rows = bridge.ar_rows()
         needed = max([bridge.valid_vocab - 1, *bridge.id_map.values(), *(boundaries or ())]) + 1
-        have = self._embedding.weight.shape[0]
+        have = int(self._embedding.weight.size(0))
         if have < needed:
             raise ValueError(
                 f"the AR model has {have} embedding rows, the bridge needs {needed}: "

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from codila.block_decoder import BlockDecoder
 from codila.canvas import Candidates, Canvas
 from codila.conditioning import VocabularyBridge, parse_conditioning, soft_tokens
 from codila.config import GenerationConfig
+from codila.models.protocol import DiffusionLM
 from codila.schedules import SCHEDULES, Statistics
 from codila.schedules.sampled import sampled_statistics
 from codila_kernels import VocabStats, head_stats, sample_tokens, vocab_stats
@@ -43,10 +43,10 @@ class GenerationOutput(ModelOutput):
 
 @torch.inference_mode()
 def generate(
-    model: PreTrainedModel,
+    model: DiffusionLM,
     input_ids: Tensor,
     *,
-    ar_model: PreTrainedModel | None = None,
+    ar_model: Any = None,
     generation_config: GenerationConfig | None = None,
     attention_mask: Tensor | None = None,
     diffusion_streamer: Any = None,
@@ -130,7 +130,7 @@ class _Step:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: DiffusionLM,
         decoder: BlockDecoder | None,
         config: GenerationConfig,
         logits_processor: Any,
@@ -139,7 +139,7 @@ class _Step:
         self.logits_processor = logits_processor
         self.choose, _ = SCHEDULES[config.schedule]
         self.bridge = decoder.bridge if decoder else _own_vocabulary(model)
-        self.vocabulary = {
+        self.vocabulary: dict[str, Any] = {
             "valid_vocab": self.bridge.valid_vocab,
             "banned_ids": self.bridge.banned_ids,
         }
@@ -149,7 +149,7 @@ class _Step:
             "top_k": config.top_k,
         }
         unwritten = {*self.bridge.banned_ids, *self.bridge.suppressed_ids}
-        self.written_vocabulary = {
+        self.written_vocabulary: dict[str, Any] = {
             "banned_ids": tuple(sorted(i for i in unwritten if i < self.bridge.valid_vocab))
         }
 
@@ -318,12 +318,12 @@ def _row_seeds(seed: int | Sequence[int] | None, rows: int, device: torch.device
     return torch.tensor(list(seed), dtype=torch.int64, device=device)
 
 
-def _own_vocabulary(model: PreTrainedModel) -> VocabularyBridge:
+def _own_vocabulary(model: DiffusionLM) -> VocabularyBridge:
     return VocabularyBridge(model.config.vocab_size, banned_ids=(model.mask_token_id,))
 
 
 def _block_decoder(
-    model: PreTrainedModel, ar_model: PreTrainedModel | None, config: GenerationConfig
+    model: DiffusionLM, ar_model: Any, config: GenerationConfig
 ) -> BlockDecoder | None:
     if ar_model is None:
         if SCHEDULES[config.schedule].uses_ar:

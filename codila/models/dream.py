@@ -39,12 +39,7 @@ class DreamConfig(Qwen2Config):
 class DreamModel(PreTrainedModel):
     """A bidirectional Qwen2 with an LM head: the frozen diffusion model of CoDiLA.
 
-    The DLM protocol that the decoding loop relies on:
-
-    * ``body(input_ids, attention_mask, position_ids)`` -> hidden states ``[N, L, H]``;
-    * ``lm_head.weight`` ``[Vd, H]`` and ``lm_head.bias`` (or None);
-    * ``shift`` (1: hidden ``p - 1`` predicts token ``p``), ``mask_token_id``, ``eos_token_id``,
-      ``max_length``.
+    Implements :class:`codila.models.protocol.DiffusionLM`.
     """
 
     config_class = DreamConfig

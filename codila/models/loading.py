@@ -17,6 +17,7 @@ from codila.block_decoder import BlockDecoder
 from codila.conditioning import VocabularyBridge
 from codila.config import CONFIG_NAME, GenerationConfig
 from codila.models.dream import DreamModel
+from codila.models.protocol import DiffusionLM
 
 FAMILIES: dict[str, type[PreTrainedModel]] = {"Dream": DreamModel}
 """DLM class by ``model_type`` in ``config.json``."""
@@ -66,7 +67,7 @@ class ARMetadata:
             raise CheckpointError(f"{path}: window {metadata.window} is not supported, only (0, 0)")
         return metadata
 
-    def check_dlm(self, dlm: PreTrainedModel) -> None:
+    def check_dlm(self, dlm: DiffusionLM) -> None:
         """Raise where ``dlm`` is not one that the AR model was trained on."""
         actual = _dlm_facts(dlm)
         for key, expected in self.dlm.items():
@@ -78,7 +79,7 @@ class ARMetadata:
 
 
 def ar_metadata(
-    dlm: PreTrainedModel,
+    dlm: DiffusionLM,
     bridge: VocabularyBridge,
     *,
     block_sizes: list[int],
@@ -101,10 +102,10 @@ def ar_metadata(
 
 @dataclasses.dataclass
 class Pair:
-    """A DLM and the AR model trained on it (None: baselines only), ready to generate."""
+    """A DLM (:class:`DiffusionLM`) and the AR model trained on it (None: baselines only)."""
 
-    dlm: PreTrainedModel
-    ar: PreTrainedModel | None
+    dlm: Any
+    ar: Any
     tokenizer: Any
     config: GenerationConfig
 
@@ -174,7 +175,7 @@ def load(
 
 def load_dlm(
     folder: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-) -> PreTrainedModel:
+) -> Any:
     """A diffusion model by the ``model_type`` of its config; never runs code from the folder."""
     config = _read_json(Path(folder) / "config.json") if Path(folder).is_dir() else None
     if config is None:
@@ -198,7 +199,7 @@ def load_dlm(
 
 def load_ar(
     folder: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-) -> PreTrainedModel:
+) -> Any:
     """A causal LM and its ``codila.json`` (attribute ``codila``, an :class:`ARMetadata`)."""
     if Path(folder).is_dir() and not (Path(folder) / METADATA_NAME).is_file():
         raise CheckpointError(
@@ -238,7 +239,7 @@ def _load_tokenizer(folder: str | Path) -> Any:
         raise CheckpointError(f"{folder}: no usable tokenizer: {error}") from error
 
 
-def _check_tokenizer(tokenizer: Any, dlm: PreTrainedModel, folder: str | Path) -> None:
+def _check_tokenizer(tokenizer: Any, dlm: DiffusionLM, folder: str | Path) -> None:
     if len(tokenizer) > dlm.config.vocab_size:
         raise CheckpointError(
             f"{folder}: the tokenizer has {len(tokenizer)} ids, the model {dlm.config.vocab_size}"
@@ -271,7 +272,7 @@ def _check_same_words(
         )
 
 
-def _dlm_facts(dlm: PreTrainedModel) -> dict[str, Any]:
+def _dlm_facts(dlm: DiffusionLM) -> dict[str, Any]:
     return {
         "vocab_size": dlm.config.vocab_size,
         "mask_token_id": dlm.mask_token_id,

@@ -117,7 +117,7 @@ class ARTraining:
 
     def __init__(self, recipe: ARRecipe) -> None:
         self.recipe = recipe
-        tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer)
+        tokenizer: Any = AutoTokenizer.from_pretrained(recipe.tokenizer)
         opening, closing = tokenizer.convert_tokens_to_ids(list(recipe.boundaries))
         self.dlm = DreamModel.from_pretrained(recipe.dlm, dtype=torch.float32).eval()
         self.dlm.requires_grad_(False)
@@ -138,7 +138,7 @@ class ARTraining:
             if recipe.embeddings_from_dlm:
                 with torch.no_grad():
                     source = self.dlm.model.embed_tokens.weight[: eos + 1]
-                    model.get_input_embeddings().weight[: eos + 1] = source
+                    model.model.embed_tokens.weight[: eos + 1] = source
             self.models[conditioning] = model
             self.decoders[conditioning] = BlockDecoder(model, self.bridge, (opening, closing))
         backend = tokenizer.backend_tokenizer
@@ -185,7 +185,7 @@ class ARTraining:
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """NLL in nats per token of held-out blocks, t = 0.5, beside the DLM's own (independent)."""
-        figures = {}
+        figures: dict[str, float] = {}
         for size in self.recipe.block_sizes:
             generator = torch.Generator().manual_seed(0)
             totals: dict[str, float] = {}

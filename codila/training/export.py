@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 
 from codila.models.dream import DreamModel
 from codila.training.ar import ARTraining, write_metadata
@@ -24,24 +27,23 @@ def export_ars(training: ARTraining, folder: Path) -> None:
     """One folder per conditioning (``ar``, ``ar-top3``, ...) under ``folder``, with codila.json."""
     for conditioning, model in training.models.items():
 
-        def fill(scratch: Path, conditioning=conditioning, model=model) -> None:  # type: ignore[no-untyped-def]
+        def fill(scratch: Path, conditioning: str = conditioning, model: Any = model) -> None:
             _write(model, training.recipe.tokenizer, scratch)
             write_metadata(training, conditioning, scratch)
 
         _replace(folder / FOLDERS.get(conditioning, f"ar-{conditioning}"), fill)
 
 
-def _write(model: PreTrainedModel, tokenizer_folder: str, scratch: Path) -> None:
+def _write(model: Any, tokenizer_folder: str, scratch: Path) -> None:
     AutoTokenizer.from_pretrained(tokenizer_folder)  # fails early on a folder without one
-    kept = model.dtype
-    model.to(torch.bfloat16).save_pretrained(scratch)
-    model.to(kept)
+    narrow = copy.deepcopy(model).to(dtype=torch.bfloat16)
+    narrow.save_pretrained(scratch)
     (scratch / "generation_config.json").unlink(missing_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(Path(tokenizer_folder) / name, scratch / name)
 
 
-def _replace(folder: Path, fill) -> None:  # type: ignore[no-untyped-def]
+def _replace(folder: Path, fill: Callable[[Path], None]) -> None:
     """Fill a scratch folder, then swap it in: a reader never sees half a checkpoint."""
     scratch = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(scratch, ignore_errors=True)

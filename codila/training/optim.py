@@ -62,6 +62,7 @@ class Muon(torch.optim.Optimizer):
                     state = self.state[p]
                     if not state:
                         state["momentum"] = torch.zeros_like(p)
+                    assert p.grad is not None
                     state["momentum"].lerp_(p.grad, 1 - group["momentum"])
                     updates.append(p.grad.lerp(state["momentum"], group["momentum"]))
                 scale = max(1.0, shape[0] / shape[1]) ** 0.5
@@ -74,7 +75,8 @@ def build_optimizers(
     model: nn.Module, *, muon_lr: float, adam_lr: float, weight_decay: float = 0.0
 ) -> list[torch.optim.Optimizer]:
     """Muon for the 2-D weights of the layers, AdamW for the rest; base rates in ``initial_lr``."""
-    matrices, rest = [], []
+    matrices: list[Tensor] = []
+    rest: list[Tensor] = []
     for name, p in model.named_parameters():
         if p.requires_grad:
             (matrices if p.ndim == 2 and ".layers." in name else rest).append(p)
