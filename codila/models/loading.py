@@ -160,7 +160,7 @@ def load(
             raise ValueError(f"dtype={dtype!r}: expected the name of a torch dtype, as 'bfloat16'")
         dtype = named
     model = load_dlm(dlm, dtype=dtype, device=device)
-    tokenizer = _load_tokenizer(dlm)
+    tokenizer = _load_tokenizer(dlm, model.config)
     _check_tokenizer(tokenizer, model, dlm)
     if ar is None:
         return Pair(model, None, tokenizer, GenerationConfig())
@@ -232,9 +232,10 @@ def _from_pretrained(cls: Any, folder: str | Path, dtype: torch.dtype) -> Any:
     return model
 
 
-def _load_tokenizer(folder: str | Path) -> Any:
+def _load_tokenizer(folder: str | Path, config: Any = None) -> Any:
+    """``config`` spares AutoTokenizer a config.json whose ``model_type`` it does not know."""
     try:
-        return AutoTokenizer.from_pretrained(str(folder))
+        return AutoTokenizer.from_pretrained(str(folder), config=config, trust_remote_code=False)
     except Exception as error:
         raise CheckpointError(f"{folder}: no usable tokenizer: {error}") from error
 

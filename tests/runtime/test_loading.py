@@ -38,6 +38,12 @@ def test_a_pair_from_folders_generates(checkpoints):
     assert not out.sequences.eq(MASK).any()
 
 
+def test_loading_warns_of_nothing_and_prints_nothing(checkpoints, recwarn, capfd):
+    codila.load(dlm=checkpoints / "dlm", ar=checkpoints / "ar")
+    assert [str(w.message) for w in recwarn] == []
+    assert capfd.readouterr() == ("", "")
+
+
 def test_no_ar_model_leaves_the_baselines(checkpoints):
     pair = codila.load(dlm=checkpoints / "dlm")
     assert pair.ar is None and pair.bridge is None
@@ -241,6 +247,19 @@ class TestTokenizers:
         (folder / "tokenizer_config.json").unlink()
         with pytest.raises(CheckpointError, match="no usable tokenizer"):
             codila.load(dlm=folder)
+
+    def test_code_in_the_folder_is_neither_run_nor_asked_for(self, copied, capfd):
+        folder = copied("dlm")
+        code = "raise SystemExit('code from the folder was run')"
+        (folder / "tokenization_own.py").write_text(code, encoding="utf-8")
+        edit_json(
+            folder / "tokenizer_config.json",
+            tokenizer_class="OwnTokenizer",
+            auto_map={"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]},
+        )
+        with pytest.raises(CheckpointError, match="no usable tokenizer"):
+            codila.load(dlm=folder)
+        assert "y/N" not in capfd.readouterr().out
 
     def test_more_ids_than_the_model_has_rows(self, tmp_path):
         save_dlm(tmp_path, make_dlm(dtype=torch.float32, vocab_size=73))
