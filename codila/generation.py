@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -311,8 +312,8 @@ def _counters(canvas: Canvas, position: Tensor, step: int, row: Tensor | None = 
 def _row_seeds(seed: int | Sequence[int] | None, rows: int, device: torch.device) -> Tensor:
     if seed is None:
         seed = int(torch.randint(2**62, ()))
-    if isinstance(seed, int):
-        return seed + torch.arange(rows, device=device)
+    if not isinstance(seed, Sequence):
+        return operator.index(seed) + torch.arange(rows, device=device)
     if len(seed) != rows:
         raise ValueError(f"{len(seed)} seeds for {rows} rows: give one int, or one per row")
     return torch.tensor(list(seed), dtype=torch.int64, device=device)

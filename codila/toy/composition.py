@@ -178,12 +178,14 @@ def _of_kind(table: dict[tuple[str, str], P], kind: str) -> tuple[P, ...]:
     return tuple(piece for (piece_kind, _), piece in table.items() if piece_kind == kind)
 
 
+# Two conditions at once are the hardest to phrase and to spell: rare, as are wide sources.
+_PREDICATE_WEIGHTS = {"every": 4, "even_gt": 1, "odd_lt": 1}
 _SOURCE_DRAWS = tuple(s for s in SOURCES.values() for _ in range(s.weight))
 _PREDICATE_DRAWS = {
     kind: tuple(
         piece
         for piece in _of_kind(PREDICATES, kind)
-        for _ in range(2 if piece.name == "every" else 1)
+        for _ in range(_PREDICATE_WEIGHTS.get(piece.name, 2))
     )
     for kind in ("int", "word", "char", "pair")
 }
@@ -199,7 +201,7 @@ _REDUCTION_DRAWS = {
     )
     for source in SOURCES.values()
 }
-_BRANCH_RATE = 0.15
+_BRANCH_RATE = 0.1
 
 
 def draw(rng: random.Random) -> Composition:

@@ -60,7 +60,7 @@ _REDUCTIONS = (
     Reduction(
         "descending", lambda values, k: sorted(values)[::-1],
         ("a list of {xs}, in descending order", "a list of {xs}, from largest to smallest"),
-        ("return them in descending order",),
+        ("return them in descending order",), weight=1,
     ),
     Reduction(
         "first", lambda values, k: values[0] if values else None,
@@ -84,7 +84,7 @@ _REDUCTIONS = (
     ),
     Reduction(
         "dict", lambda values, k: dict(values),
-        ("a dict from each of {xs} to {its}", "a dict mapping each of {xs} to {its}"), weight=3,
+        ("a dict from each of {xs} to {its}", "a dict mapping each of {xs} to {its}"), weight=1,
     ),
     Reduction("value", lambda values, k: values[0], ("{a} if {x} {state}, otherwise {b}",)),
 )  # fmt: skip

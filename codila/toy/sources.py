@@ -63,7 +63,7 @@ _SOURCES = (
     Source(
         "list", "int", "int", ("ints",), (_LIST_PARAMETERS,),
         lambda args, k: _alone(args[0]), ("{p}",), _INT_NAMES,
-        nouns=_NUMBERS, tails=("in {p}", "in the list {p}"), reductions=_INT_REDUCTIONS, weight=24,
+        nouns=_NUMBERS, tails=("in {p}", "in the list {p}"), reductions=_INT_REDUCTIONS, weight=26,
     ),
     Source(
         "first", "int", "int", ("ints",), (_LIST_PARAMETERS,),
@@ -71,7 +71,7 @@ _SOURCES = (
         ("{p}[:{k}]",), _INT_NAMES,
         helpers=("{p}[:{k}]",), helper_names=("head", "first", "part"),
         nouns=_NUMBERS[:2], tails=("among the first {k} of {p}",),
-        constants=(3, 4, 5, 6), reductions=_INT_REDUCTIONS, weight=6,
+        constants=(3, 4, 5, 6), reductions=_INT_REDUCTIONS, weight=2,
     ),
     Source(
         "upto", "int", "int", ("size",), (("n", "limit", "m", "last"),),
@@ -122,14 +122,14 @@ _SOURCES = (
         lambda args, k: [(args[0][key], key) for key in args[0]], ("{p}.items()",),
         ("v", "value", "x"), ("k", "key", "name"),
         nouns=(("keys", "key"),), tails=("of the dict {p}", "in the dict {p}"),
-        reductions=("list", "sorted", "join"), weight=5,
+        reductions=("list", "sorted", "join"), weight=4,
     ),
     Source(
         "indices", "int", "keyed", ("ints",), (_LIST_PARAMETERS,),
         lambda args, k: [(x, i) for i, x in enumerate(args[0])], ("enumerate({p})",),
         ("x", "v", "num", "item"), ("i", "j", "index"),
         nouns=_NUMBERS, tails=("in {p}", "in the list {p}"),
-        reductions=("sum", "list", "first", "max", "descending"), weight=6,
+        reductions=("sum", "list", "first", "max", "descending"), weight=2,
     ),
     Source(
         "pairs", "pair", "pair", ("ints", "ints"), (("a", "xs", "left"), ("b", "ys", "right")),
@@ -137,7 +137,7 @@ _SOURCES = (
         ("zip({p}, {q})",), ("x", "u", "m"), ("y", "v", "n"),
         nouns=(("corresponding elements", ""), ("corresponding numbers", "")),
         tails=("of {p} and {q}",),
-        reductions=("sum", "product", "max", "min", "list", "sorted", "descending"), weight=5,
+        reductions=("sum", "product", "max", "min", "list", "sorted", "descending"), weight=2,
     ),
     Source(
         "scalar", "int", "int", ("scalar",), (("n", "x", "num", "value"),),

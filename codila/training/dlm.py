@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from codila.models.dream import DreamConfig, DreamModel
+from codila.models.loading import load_dlm
 from codila.toy.corpus import encode_corpus
 from codila.training.corruption import mask_units, nelbo_weight, stratified_times
 from codila.training.data import Batch, Batches
@@ -20,7 +21,10 @@ from codila.training.engine import Loop, LoopConfig
 
 @dataclasses.dataclass(frozen=True)
 class DLMRecipe:
-    """Everything that decides a DLM run. ``model`` holds :class:`DreamConfig` keys."""
+    """Everything that decides a DLM run. ``model`` holds :class:`DreamConfig` keys.
+
+    ``init`` names a checkpoint folder to start from; its configuration then replaces ``model``.
+    """
 
     tokenizer: str
     model: dict[str, Any]
@@ -36,6 +40,7 @@ class DLMRecipe:
     t_range: tuple[float, float] = (0.05, 1.0)
     weight_floor: float = 0.1
     eos_tail_weight: float = 0.1
+    init: str | None = None
     seed: int = 0
 
     def loop(self) -> LoopConfig:
@@ -69,16 +74,8 @@ class DLMTraining:
         self.recipe = recipe
         tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer)
         torch.manual_seed(recipe.seed)
-        self.model = DreamModel(
-            DreamConfig(
-                **recipe.model,
-                mask_token_id=tokenizer.mask_token_id,
-                eos_token_id=tokenizer.eos_token_id,
-                pad_token_id=tokenizer.pad_token_id,
-                bos_token_id=tokenizer.bos_token_id,
-                architectures=["DreamModel"],
-            )
-        )
+        self.model = _new_model(recipe, tokenizer) if recipe.init is None else load_dlm(recipe.init)
+        self.model.train()
         backend, eos = tokenizer.backend_tokenizer, self.model.eos_token_id
         train = encode_corpus(backend, recipe.pairs, recipe.seed, "train", max_body=recipe.region)
         held_out = encode_corpus(backend, 2048, recipe.seed, "dev", max_body=recipe.region)
@@ -116,6 +113,19 @@ class DLMTraining:
             figures[f"nll@{ratio}"] = total / count
         self.model.train()
         return figures
+
+
+def _new_model(recipe: DLMRecipe, tokenizer: Any) -> DreamModel:
+    return DreamModel(
+        DreamConfig(
+            **recipe.model,
+            mask_token_id=tokenizer.mask_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            architectures=["DreamModel"],
+        )
+    )
 
 
 def train_dlm(recipe: DLMRecipe, folder: Path) -> DreamModel:
