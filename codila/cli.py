@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -113,6 +113,18 @@ def _errors_on_one_line(debug: bool) -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
+@contextlib.contextmanager
+def _status(text: str) -> Iterator[Callable[[str], None]]:
+    """A line that says what is going on, where standard error is a terminal; yields its update."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text) as status:
+        yield status.update
+
+
 GENERATION_OPTIONS = (
     "block_size",
     "schedule",
@@ -194,7 +206,8 @@ def generate(
     with _errors_on_one_line(debug):
         text = read_prompt(prompt)
         from_file = read_config(config_file)
-        models = load_pair(pair, dlm, ar, base, device, dtype)
+        with _status("loading the models"):
+            models = load_pair(pair, dlm, ar, base, device, dtype)
         if dlm is None and not text.endswith("\n"):
             text += "\n"  # the bundled pair knows prompts that end with their docstring's line
         options = generation_options(models, from_file, _given(context), base)
@@ -251,12 +264,22 @@ def evaluate(
         if task != "toy":
             raise ValueError(f"task={task!r}: expected 'toy'")
         from_file = read_config(config_file)
-        models = load_pair(pair, dlm, ar, base, device, dtype)
+        with _status("loading the models"):
+            models = load_pair(pair, dlm, ar, base, device, dtype)
         options = generation_options(models, from_file, _given(context), base)
 
         from codila.evaluation.toy import evaluate_toy
 
-        result = evaluate_toy(models, n=n, split=split, batch_size=batch_size, seed=seed, **options)
+        with _status(f"decoding {n} problems") as update:
+            result = evaluate_toy(
+                models,
+                n=n,
+                split=split,
+                batch_size=batch_size,
+                seed=seed,
+                progress=lambda done, of: update(f"decoded {done} of {of} problems"),
+                **options,
+            )
         names = ("n", "pass_at_1", "interval", "syntax_error", "nfe", "tokens_per_forward")
         figures = {name: getattr(result, name) for name in (*names, "seconds")}
         if as_json:

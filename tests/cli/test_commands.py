@@ -152,6 +152,7 @@ def test_evaluate_passes_its_options_on(codila_command, monkeypatch):
     options = ("--n", "7", "--split", "dev", "--batch-size", "2", "--seed", "5")
     result = codila_command("evaluate", "PAIR", *options, "--base", "--top-p", "0.5")
     assert result.exit_code == 0, result.output
+    assert callable(seen.pop("progress"))
     assert seen == {
         "ar": None,
         "n": 7,

@@ -165,7 +165,7 @@ def test_unusable_prompts(codila_command, prompt, said):
 @pytest.mark.parametrize(
     ("content", "said"),
     [("{", "not JSON"), ("[1]", "JSON object"), ('{"speed": 9}', "unknown generation option")]
-    + [('{"temperature": "hot"}', "cannot be used")],
+    + [('{"temperature": "hot"}', "temperature='hot'")],
 )
 def test_unusable_config_files(codila_command, tmp_path, content, said):
     file = tmp_path / "config.json"

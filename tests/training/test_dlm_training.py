@@ -151,3 +151,13 @@ def test_training_lowers_the_loss_and_the_export_loads(
     for name, value in model.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], value.bfloat16().float())
     assert not list(tmp_path.glob("*.tmp")) and not list(tmp_path.glob("*.old"))
+
+
+def test_init_starts_from_a_checkpoint(dlm_recipe: DLMRecipe, dlm_folder: Path) -> None:
+    training = DLMTraining(dataclasses.replace(dlm_recipe, init=str(dlm_folder)))
+    expected = load_dlm(dlm_folder).state_dict()
+    assert all(torch.equal(v, expected[k]) for k, v in training.model.state_dict().items())
+    assert training.model.training
+    loss, _, _ = training.batch_loss(0)
+    loss.backward()
+    assert all(p.grad is not None for p in training.model.parameters())
