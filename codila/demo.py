@@ -139,7 +139,7 @@ def show_summary(console: Console, rows: list[tuple[Task, str, Decoded, list[Out
 
 
 NEXT = r'''
-Three prompts prove nothing; these measure it:
+Three prompts prove nothing; these measure it (`source .venv/bin/activate` puts them on the path):
   codila evaluate --task toy --n 100             CoDiLA on held-out problems
   codila evaluate --task toy --n 100 --base      the plain DLM at the same parallelism
   python -m benchmarks.pareto --pair tiny --quick
