@@ -22,7 +22,7 @@ from benchmarks.workers import AR_FOLDERS, Task, cores, evaluate_all, load_pair
 
 BLOCK_SIZES = (2, 4, 8)
 CONFIDENCE_THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.95)
-ENTROPY_THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.5)
+ENTROPY_THRESHOLDS = (0.1, 0.3, 0.6, 1.0, 1.5)
 SCOPES_FILE = Path(__file__).parent / "results" / "scopes-tiny.json"
 PAPER_SCOPE = 10
 

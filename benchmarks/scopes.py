@@ -46,7 +46,7 @@ def scope_tasks() -> list[Task]:
     add("threshold/4", None, SCOPES, schedule="threshold", block_size=4, confidence_threshold=0.9)
     for b in BLOCK_SIZES:
         add(f"codila/{b}", "soft", SCOPES, schedule="static", block_size=b)
-    add("codila-dynamic/4", "soft", SCOPES, schedule="dynamic", block_size=4, entropy_threshold=0.2)
+    add("codila-dynamic/4", "soft", SCOPES, schedule="dynamic", block_size=4, entropy_threshold=0.6)
     return tasks
 
 
