@@ -160,13 +160,13 @@ def load(
             raise ValueError(f"dtype={dtype!r}: expected the name of a torch dtype, as 'bfloat16'")
         dtype = named
     model = load_dlm(dlm, dtype=dtype, device=device)
-    tokenizer = _load_tokenizer(dlm, model.config)
+    tokenizer = load_tokenizer(dlm, model.config)
     _check_tokenizer(tokenizer, model, dlm)
     if ar is None:
         return Pair(model, None, tokenizer, GenerationConfig())
     ar_model = load_ar(ar, dtype=dtype, device=device)
     ar_model.codila.check_dlm(model)
-    _check_same_words(tokenizer, _load_tokenizer(ar), ar_model.codila.bridge, dlm, ar)
+    _check_same_words(tokenizer, load_tokenizer(ar), ar_model.codila.bridge, dlm, ar)
     has_config = (Path(ar) / CONFIG_NAME).is_file()
     config = GenerationConfig.from_pretrained(ar) if has_config else GenerationConfig()
     config = config.updated(conditioning=ar_model.codila.conditioning)
@@ -232,8 +232,16 @@ def _from_pretrained(cls: Any, folder: str | Path, dtype: torch.dtype) -> Any:
     return model
 
 
-def _load_tokenizer(folder: str | Path, config: Any = None) -> Any:
-    """``config`` spares AutoTokenizer a config.json whose ``model_type`` it does not know."""
+def load_tokenizer(folder: str | Path, config: Any = None) -> Any:
+    """The tokenizer of a checkpoint folder; never runs code from it.
+
+    ``config`` (that of the model, or one of its kind) spares AutoTokenizer a ``config.json`` whose
+    ``model_type`` it does not know.
+    """
+    path = Path(folder) / "config.json"
+    if config is None and path.is_file():
+        family: Any = FAMILIES.get(_read_json(path).get("model_type", ""))
+        config = None if family is None else family.config_class()
     try:
         return AutoTokenizer.from_pretrained(str(folder), config=config, trust_remote_code=False)
     except Exception as error:

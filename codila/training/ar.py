@@ -17,12 +17,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from codila.block_decoder import BlockDecoder
 from codila.conditioning import VocabularyBridge, parse_conditioning, soft_tokens
 from codila.models.dream import DreamModel
-from codila.models.loading import ar_metadata
+from codila.models.loading import ar_metadata, load_tokenizer
 from codila.toy.corpus import encode_corpus
 from codila.training.corruption import mask_units, nelbo_weight, stratified_times
 from codila.training.data import Batch, Batches
@@ -117,7 +117,7 @@ class ARTraining:
 
     def __init__(self, recipe: ARRecipe) -> None:
         self.recipe = recipe
-        tokenizer: Any = AutoTokenizer.from_pretrained(recipe.tokenizer)
+        tokenizer = load_tokenizer(recipe.tokenizer)
         opening, closing = tokenizer.convert_tokens_to_ids(list(recipe.boundaries))
         self.dlm = DreamModel.from_pretrained(recipe.dlm, dtype=torch.float32).eval()
         self.dlm.requires_grad_(False)

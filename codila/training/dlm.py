@@ -9,10 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from codila.models.dream import DreamConfig, DreamModel
-from codila.models.loading import load_dlm
+from codila.models.loading import load_dlm, load_tokenizer
 from codila.toy.corpus import encode_corpus
 from codila.training.corruption import mask_units, nelbo_weight, stratified_times
 from codila.training.data import Batch, Batches
@@ -72,7 +71,7 @@ class DLMTraining:
 
     def __init__(self, recipe: DLMRecipe) -> None:
         self.recipe = recipe
-        tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer)
+        tokenizer = load_tokenizer(recipe.tokenizer)
         torch.manual_seed(recipe.seed)
         self.model = _new_model(recipe, tokenizer) if recipe.init is None else load_dlm(recipe.init)
         self.model.train()

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
 from codila.models.dream import DreamModel
+from codila.models.loading import load_tokenizer
 from codila.training.ar import ARTraining, write_metadata
 
 FOLDERS = {"soft": "ar", "top-3": "ar-top3", "top-1": "ar-top1"}
@@ -35,7 +35,7 @@ def export_ars(training: ARTraining, folder: Path) -> None:
 
 
 def _write(model: Any, tokenizer_folder: str, scratch: Path) -> None:
-    AutoTokenizer.from_pretrained(tokenizer_folder)  # fails early on a folder without one
+    load_tokenizer(tokenizer_folder)  # fails early on a folder without one
     narrow = copy.deepcopy(model).to(dtype=torch.bfloat16)
     narrow.save_pretrained(scratch)
     (scratch / "generation_config.json").unlink(missing_ok=True)
