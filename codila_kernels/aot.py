@@ -24,36 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from codila_kernels.builds import Build, builds
+from codila_kernels.configs import CHIPS, SHARED_MEMORY_LIMIT
 
-from codila_kernels.configs import (
-    CHIPS,
-    SHARED_MEMORY_LIMIT,
-    combine_block,
-    expected_embedding_config,
-    next_power_of_two,
-    vocab_stats_config,
-)
-
-# (usable columns, embedding width): Dream with Qwen3-0.6B, a 262k vocabulary with a narrow table,
-# and a toy pair. The sizes pick the configs; the code does not contain them.
-SIZES = ((151_936, 1024), (262_144, 640), (1_088, 192))
-
-_TYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _TENSOR_CORE = r"\b(UTC\w*MMA|HGMMA|HMMA|v_mfma_\w+)"
 _GLOBAL_LOAD = r"\b(?:LDG|LDGSTS)(?:\.\w+)*\.(128|64)\b|\bglobal_load(?:_lds)?_(dwordx4|dwordx2)\b"
-
-
-@dataclass(frozen=True)
-class Build:
-    """One kernel to compile: argument types by name, constexprs by name, launch options."""
-
-    kernel: str
-    variant: str
-    types: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[str, Any], ...]
-    options: tuple[tuple[str, int], ...]
-    on_tensor_cores: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,126 +56,6 @@ class Resources:
         return found
 
 
-def builds(chip: str) -> list[Build]:
-    """Every config of `chip`, with each dtype and with the optional inputs absent and present.
-
-    Logits and table have one dtype here; sizes and strides are run-time arguments.
-    """
-    found = dict.fromkeys(_vocab_stats_builds(chip))
-    found.update(dict.fromkeys(_expected_embedding_builds(chip)))
-    return list(found)
-
-
-def _vocab_stats_builds(chip: str) -> Iterator[Build]:
-    for width, _ in SIZES:
-        for dtype, banned in (
-            (torch.bfloat16, True),
-            (torch.float16, False),
-            (torch.float32, True),
-        ):
-            config = vocab_stats_config(width, dtype, chip)
-            yield Build(
-                "vocab_stats_split",
-                f"{_TYPE_NAMES[dtype]} logits, {config.block_v} columns{', banned' * banned}",
-                (
-                    ("logits_ptr", f"*{_TYPE_NAMES[dtype]}"),
-                    ("banned_ptr", "*i32"),
-                    ("state_ptr", "*fp32"),
-                    ("ids_ptr", "*i32"),
-                    ("width", "i32"),
-                    ("chunks", "i32"),
-                    ("logits_stride", "i32"),
-                    ("inv_temperature", "fp32"),
-                    ("scale", "fp32"),
-                ),
-                (("HAS_BANNED", banned), ("BLOCK_V", config.block_v)),
-                (("num_warps", config.num_warps),),
-            )
-        chunks = next_power_of_two(vocab_stats_config(width, torch.bfloat16, chip).chunks)
-        for arg_max in (False, True):
-            yield Build(
-                "vocab_stats_combine",
-                f"{chunks} chunks{', T = 0' * arg_max}",
-                (
-                    ("state_ptr", "*fp32"),
-                    ("ids_ptr", "*i32"),
-                    ("lse_ptr", "*fp32"),
-                    ("entropy_ptr", "*fp32"),
-                    ("top1_id_ptr", "*i64"),
-                    ("top1_prob_ptr", "*fp32"),
-                    ("margin_ptr", "*fp32"),
-                    ("chunks", "i32"),
-                    ("inv_temperature", "fp32"),
-                    ("scale", "fp32"),
-                ),
-                (("ARG_MAX", arg_max), ("BLOCK_C", chunks)),
-                (("num_warps", 1),),
-            )
-
-
-def _expected_embedding_builds(chip: str) -> Iterator[Build]:
-    for width, embedding in SIZES:
-        for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            config = expected_embedding_config(width, embedding, dtype, chip)
-            tiles = f"{config.block_r}x{config.block_v}x{config.block_d}"
-            name = _TYPE_NAMES[dtype]
-            for options in (False, True):
-                label = ", rows, stats, banned" * options
-                yield Build(
-                    "expected_embedding_split",
-                    f"{name} table, {tiles}{label}",
-                    (
-                        ("logits_ptr", f"*{name}"),
-                        ("table_ptr", f"*{name}"),
-                        ("rows_ptr", "*i64"),
-                        ("top1_ptr", "*i64"),
-                        ("banned_ptr", "*i32"),
-                        ("acc_ptr", "*fp32"),
-                        ("state_ptr", "*fp32"),
-                        ("rows", "i32"),
-                        ("width", "i32"),
-                        ("chunk", "i32"),
-                        ("embedding", "i32"),
-                        ("logits_stride", "i32"),
-                        ("table_stride", "i32"),
-                        ("scale", "fp32"),
-                    ),
-                    (
-                        ("HAS_ROWS", options),
-                        ("HAS_TOP1", options),
-                        ("HAS_BANNED", options),
-                        ("DOT_IN_FP32", False),
-                        ("BLOCK_R", config.block_r),
-                        ("BLOCK_V", config.block_v),
-                        ("BLOCK_D", config.block_d),
-                    ),
-                    (("num_warps", config.num_warps), ("num_stages", config.num_stages)),
-                    on_tensor_cores=dtype != torch.float32,
-                )
-            yield Build(
-                "expected_embedding_combine",
-                f"{name} table, {combine_block(embedding)} columns",
-                (
-                    ("acc_ptr", "*fp32"),
-                    ("state_ptr", "*fp32"),
-                    ("out_ptr", f"*{name}"),
-                    ("rows", "i32"),
-                    ("chunks", "i32"),
-                    ("embedding", "i32"),
-                    ("scale", "fp32"),
-                ),
-                (("BLOCK_D", combine_block(embedding)),),
-                (("num_warps", 1),),
-            )
-
-
-def _jit_function(kernel: str) -> Any:
-    from codila_kernels.kernels import expected_embedding, vocab_stats
-
-    module = vocab_stats if kernel.startswith("vocab_stats") else expected_embedding
-    return getattr(module, f"_{kernel}_kernel")
-
-
 _DIVISIBLE = ("embedding", "logits_stride", "table_stride", "chunk", "width")
 
 
@@ -209,7 +64,7 @@ def compile_build(build: Build, chip: str) -> Resources:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    function = _jit_function(build.kernel)
+    function = build.function()
     if not isinstance(function, triton.JITFunction):
         raise RuntimeError(
             "triton was imported with TRITON_INTERPRET=1, where nothing can be compiled; run this "

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from codila_kernels import checks, reference, registration
+from codila_kernels import checks, operators, reference
 from codila_kernels.reference import BlockChoice, VocabStats
 
 __all__ = [
@@ -73,7 +73,7 @@ def vocab_stats(
     logits = logits.detach()
     width = logits.shape[1] if valid_vocab is None else valid_vocab
     if _use_triton("vocab_stats", impl, logits, (logits,)):
-        stats = VocabStats(*registration.vocab_stats(logits, temperature, width, banned))
+        stats = VocabStats(*operators.vocab_stats(logits, temperature, width, banned))
     else:
         stats = reference.vocab_stats_reference(
             logits, temperature=temperature, valid_vocab=valid_vocab, banned_ids=banned
@@ -193,7 +193,7 @@ def expected_embedding(
     hard = temperature == 0 or top_k is not None
     if _use_triton(name, impl, logits, None if hard else (logits, table)):
         top1_id = None if stats is None else stats.top1_id
-        return registration.expected_embedding(
+        return operators.expected_embedding(
             logits, table, rows, top1_id, temperature, width, banned
         )
     return reference.expected_embedding_reference(

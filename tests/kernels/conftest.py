@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import sys
 from pathlib import Path
@@ -45,3 +46,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(20260)
+
+
+@pytest.fixture
+def poisoned_scratch(monkeypatch):
+    """Memory that a kernel forgets to write, or reads unmasked, shows as NaN or a wild id."""
+    empty = torch.empty
+
+    def poisoned(*args, **kwargs):
+        out = empty(*args, **kwargs)
+        return out.fill_(math.nan) if out.is_floating_point() else out.fill_(2**31 - 5)
+
+    monkeypatch.setattr(torch, "empty", poisoned)

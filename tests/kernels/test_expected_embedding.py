@@ -9,8 +9,8 @@ import torch
 from kernel_definitions import distribution, expected_embedding, expected_embedding_budget
 
 import codila_kernels as ck
+from codila_kernels.operators.expected_embedding import expected_embedding_backward
 from codila_kernels.reference import largest_ids
-from codila_kernels.registration import expected_embedding_backward
 
 
 def rows_of(logits, temperature=1.0, **columns):

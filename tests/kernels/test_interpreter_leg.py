@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_kernels_in_the_interpreter():
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(HERE / "test_interpreter.py"), "-m", "interpret",
+        [sys.executable, "-m", "pytest", str(HERE), "-m", "interpret",
          "-q", "-p", "no:cacheprovider"],
         cwd=HERE.parents[1],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},

@@ -1,44 +1,24 @@
-"""The Triton kernels as torch operators ``codila_kernels::*``: schema, fake, device code, gradient.
-
-Registered as operators the kernels are opaque to `torch.compile` (no graph break) and visible to
-autograd, profilers and `torch.library.opcheck`. Triton itself is imported by the first call.
-Arguments arrive checked by `codila_kernels.ops`; `width` is the number of usable columns.
-"""
+"""``codila_kernels::expected_embedding`` and its gradient."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from codila_kernels.operators.common import DEVICES, on_device_of, unit_columns
 from codila_kernels.reference import usable_logits
-
-_NAMESPACE = "codila_kernels"
-_DEVICES = ("cpu", "cuda")  # ROCm devices are "cuda" to torch; the CPU serves the interpreter
 
 # Vocabulary columns whose probabilities the backward pass holds at a time.
 _BACKWARD_CHUNK = 16384
 
 torch.library.define(
-    f"{_NAMESPACE}::vocab_stats",
-    "(Tensor logits, float temperature, SymInt width, int[] banned_ids)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-torch.library.define(
-    f"{_NAMESPACE}::expected_embedding",
+    "codila_kernels::expected_embedding",
     "(Tensor logits, Tensor table, Tensor? rows, Tensor? top1_id, float temperature,"
     " SymInt width, int[] banned_ids) -> Tensor",
 )
-
-
-def vocab_stats(
-    logits: Tensor, temperature: float, width: int, banned_ids: Sequence[int]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Call the operator: lse, entropy, top1_id, top1_prob, margin of logits [R, >= width]."""
-    return torch.ops.codila_kernels.vocab_stats(logits, float(temperature), width, banned_ids)
 
 
 def expected_embedding(
@@ -56,41 +36,7 @@ def expected_embedding(
     )
 
 
-def _on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
-
-
-def _unit_columns(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-@torch.library.impl(f"{_NAMESPACE}::vocab_stats", _DEVICES)
-def _vocab_stats_device(
-    logits: Tensor, temperature: float, width: int, banned_ids: Sequence[int]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    from codila_kernels.kernels.vocab_stats import vocab_stats_triton
-
-    with _on_device_of(logits):
-        return vocab_stats_triton(_unit_columns(logits), temperature, width, tuple(banned_ids))
-
-
-@torch.library.register_fake(f"{_NAMESPACE}::vocab_stats")
-def _vocab_stats_fake(
-    logits: Tensor, temperature: float, width: int, banned_ids: Sequence[int]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    def row(dtype: torch.dtype) -> Tensor:
-        return logits.new_empty((logits.shape[0],), dtype=dtype)
-
-    return (
-        row(torch.float32),
-        row(torch.float32),
-        row(torch.int64),
-        row(torch.float32),
-        row(torch.float32),
-    )
-
-
-@torch.library.impl(f"{_NAMESPACE}::expected_embedding", _DEVICES)
+@torch.library.impl("codila_kernels::expected_embedding", DEVICES)
 def _expected_embedding_device(
     logits: Tensor,
     table: Tensor,
@@ -102,10 +48,10 @@ def _expected_embedding_device(
 ) -> Tensor:
     from codila_kernels.kernels.expected_embedding import expected_embedding_triton
 
-    with _on_device_of(logits):
+    with on_device_of(logits):
         return expected_embedding_triton(
-            _unit_columns(logits),
-            _unit_columns(table),
+            unit_columns(logits),
+            unit_columns(table),
             None if rows is None else rows.contiguous(),
             None if top1_id is None else top1_id.contiguous(),
             temperature,
@@ -114,7 +60,7 @@ def _expected_embedding_device(
         )
 
 
-@torch.library.register_fake(f"{_NAMESPACE}::expected_embedding")
+@torch.library.register_fake("codila_kernels::expected_embedding")
 def _expected_embedding_fake(
     logits: Tensor,
     table: Tensor,
@@ -150,7 +96,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 torch.library.register_autograd(
-    f"{_NAMESPACE}::expected_embedding", _backward, setup_context=_setup_context
+    "codila_kernels::expected_embedding", _backward, setup_context=_setup_context
 )
 
 

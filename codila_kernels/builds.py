@@ -1,0 +1,162 @@
+"""Which kernels, configs, dtypes and options the ahead-of-time check compiles, op by op."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from codila_kernels.configs import (
+    combine_block,
+    expected_embedding_config,
+    next_power_of_two,
+    vocab_stats_config,
+)
+
+# (usable columns, embedding width): Dream with Qwen3-0.6B, a 262k vocabulary with a narrow table,
+# and a toy pair. The sizes pick the configs; the code does not contain them.
+SIZES = ((151_936, 1024), (262_144, 640), (1_088, 192))
+
+_TYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True)
+class Build:
+    """One kernel to compile: argument types by name, constexprs by name, launch options.
+
+    `kernel` is the function ``_<kernel>_kernel`` of ``codila_kernels.kernels.<module>``.
+    """
+
+    module: str
+    kernel: str
+    variant: str
+    types: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, int], ...]
+    on_tensor_cores: bool = False
+
+    def function(self) -> Any:
+        """The decorated kernel. Imports triton."""
+        module = importlib.import_module(f"codila_kernels.kernels.{self.module}")
+        return getattr(module, f"_{self.kernel}_kernel")
+
+
+def builds(chip: str) -> list[Build]:
+    """Every config of `chip`, with each dtype and with the optional inputs absent and present.
+
+    Logits and table have one dtype here; sizes and strides are run-time arguments.
+    """
+    return list(dict.fromkeys(build for per_op in _BUILDS for build in per_op(chip)))
+
+
+def _vocab_stats_builds(chip: str) -> Iterator[Build]:
+    for width, _ in SIZES:
+        for dtype, banned in (
+            (torch.bfloat16, True),
+            (torch.float16, False),
+            (torch.float32, True),
+        ):
+            config = vocab_stats_config(width, dtype, chip)
+            yield Build(
+                "vocab_stats",
+                "vocab_stats_split",
+                f"{_TYPE_NAMES[dtype]} logits, {config.block_v} columns{', banned' * banned}",
+                (
+                    ("logits_ptr", f"*{_TYPE_NAMES[dtype]}"),
+                    ("banned_ptr", "*i32"),
+                    ("state_ptr", "*fp32"),
+                    ("ids_ptr", "*i32"),
+                    ("width", "i32"),
+                    ("chunks", "i32"),
+                    ("logits_stride", "i32"),
+                    ("inv_temperature", "fp32"),
+                    ("scale", "fp32"),
+                ),
+                (("HAS_BANNED", banned), ("BLOCK_V", config.block_v)),
+                (("num_warps", config.num_warps),),
+            )
+        chunks = next_power_of_two(vocab_stats_config(width, torch.bfloat16, chip).chunks)
+        for arg_max in (False, True):
+            yield Build(
+                "vocab_stats",
+                "vocab_stats_combine",
+                f"{chunks} chunks{', T = 0' * arg_max}",
+                (
+                    ("state_ptr", "*fp32"),
+                    ("ids_ptr", "*i32"),
+                    ("lse_ptr", "*fp32"),
+                    ("entropy_ptr", "*fp32"),
+                    ("top1_id_ptr", "*i64"),
+                    ("top1_prob_ptr", "*fp32"),
+                    ("margin_ptr", "*fp32"),
+                    ("chunks", "i32"),
+                    ("inv_temperature", "fp32"),
+                    ("scale", "fp32"),
+                ),
+                (("ARG_MAX", arg_max), ("BLOCK_C", chunks)),
+                (("num_warps", 1),),
+            )
+
+
+def _expected_embedding_builds(chip: str) -> Iterator[Build]:
+    for width, embedding in SIZES:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            config = expected_embedding_config(width, embedding, dtype, chip)
+            tiles = f"{config.block_r}x{config.block_v}x{config.block_d}"
+            name = _TYPE_NAMES[dtype]
+            for options in (False, True):
+                label = ", rows, stats, banned" * options
+                yield Build(
+                    "expected_embedding",
+                    "expected_embedding_split",
+                    f"{name} table, {tiles}{label}",
+                    (
+                        ("logits_ptr", f"*{name}"),
+                        ("table_ptr", f"*{name}"),
+                        ("rows_ptr", "*i64"),
+                        ("top1_ptr", "*i64"),
+                        ("banned_ptr", "*i32"),
+                        ("acc_ptr", "*fp32"),
+                        ("state_ptr", "*fp32"),
+                        ("rows", "i32"),
+                        ("width", "i32"),
+                        ("chunk", "i32"),
+                        ("embedding", "i32"),
+                        ("logits_stride", "i32"),
+                        ("table_stride", "i32"),
+                        ("scale", "fp32"),
+                    ),
+                    (
+                        ("HAS_ROWS", options),
+                        ("HAS_TOP1", options),
+                        ("HAS_BANNED", options),
+                        ("DOT_IN_FP32", False),
+                        ("BLOCK_R", config.block_r),
+                        ("BLOCK_V", config.block_v),
+                        ("BLOCK_D", config.block_d),
+                    ),
+                    (("num_warps", config.num_warps), ("num_stages", config.num_stages)),
+                    on_tensor_cores=dtype != torch.float32,
+                )
+            yield Build(
+                "expected_embedding",
+                "expected_embedding_combine",
+                f"{name} table, {combine_block(embedding)} columns",
+                (
+                    ("acc_ptr", "*fp32"),
+                    ("state_ptr", "*fp32"),
+                    ("out_ptr", f"*{name}"),
+                    ("rows", "i32"),
+                    ("chunks", "i32"),
+                    ("embedding", "i32"),
+                    ("scale", "fp32"),
+                ),
+                (("BLOCK_D", combine_block(embedding)),),
+                (("num_warps", 1),),
+            )
+
+
+_BUILDS = (_vocab_stats_builds, _expected_embedding_builds)
