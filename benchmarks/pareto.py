@@ -130,22 +130,24 @@ def read_scopes(path: Path) -> dict[str, int]:
     return json.loads(path.read_text())["chosen"]
 
 
-def plot(points: list[Point], path: Path) -> None:
-    """Pass@1 against tokens per forward, and syntax errors against tokens per step."""
+def at_chosen_scope(point: Point, scopes: dict[str, int]) -> bool:
+    """Whether the point's scope is the one that the dev split chose for its method and size."""
+    size = point["tokens_per_step"] or point["block_size"]
+    chosen = scopes.get(f"{point['method']}/{size}", 0)  # the published rule has one scope: all
+    return point["scope_blocks"] == chosen
+
+
+def plot(points: list[Point], scopes: dict[str, int], path: Path) -> None:
+    """Pass@1 against tokens per forward, and syntax errors against tokens per step.
+
+    Each method at the scopes chosen on the dev split; the others are in the table only.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    def best(rows: list[Point]) -> list[Point]:
-        """Of the scopes measured, the better one at each setting."""
-        by: dict[Any, Point] = {}
-        for p in rows:
-            key = (p["tokens_per_step"], p["threshold"])
-            if key not in by or p["pass_at_1"] > by[key]["pass_at_1"]:
-                by[key] = p
-        return sorted(by.values(), key=lambda p: p["tokens_per_forward"])
-
+    points = [p for p in points if at_chosen_scope(p, scopes)]
     lines = [
         ("base-published", None, "base, published rule", "tab:gray", "s--"),
         ("base-matched", None, "base, matched scope", "black", "o-"),
@@ -158,9 +160,9 @@ def plot(points: list[Point], path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
     for method, conditioning, label, color, style in lines:
         rows = [p for p in points if p["method"] == method and p["conditioning"] == conditioning]
-        chosen = best(rows)
-        if not chosen:
+        if not rows:
             continue
+        chosen = sorted(rows, key=lambda p: p["tokens_per_forward"])
         x = [p["tokens_per_forward"] for p in chosen]
         y = [100 * p["pass_at_1"] for p in chosen]
         low = [100 * (p["pass_at_1"] - p["pass_low"]) for p in chosen]
@@ -186,7 +188,9 @@ def plot(points: list[Point], path: Path) -> None:
     for axis in (left, right):
         axis.grid(alpha=0.3)
     left.legend(fontsize=8)
-    figure.suptitle(f"Bundled pair, {points[0]['n']} held-out problems", fontsize=10)
+    figure.suptitle(
+        f"Bundled pair, {points[0]['n']} held-out problems, scopes chosen on dev", fontsize=10
+    )
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -206,7 +210,8 @@ def main(
     """Measure every point, print the table, draw the plot."""
     n = n or (100 if quick else 500)
     saved = PointFile(json_file, {"pair": pair, "n": n, "split": "test"}, KEYS)
-    tasks = method_tasks(read_scopes(SCOPES_FILE), quick)
+    scopes = read_scopes(SCOPES_FILE)
+    tasks = method_tasks(scopes, quick)
     tasks = [t for t in tasks if not method or t.identity["method"] in method]
     todo = [t for t in tasks if saved.find(t.identity) is None]
     for task, result in evaluate_all(pair, todo, n=n, split="test", jobs=jobs or cores()):
@@ -214,7 +219,7 @@ def main(
     measure_speed(pair, tasks, saved)
     points = [p for p in (saved.find(t.identity) for t in tasks) if p is not None]
     print_table(f"{pair}: {n} held-out problems", points, COLUMNS)
-    plot(points, plot_file)
+    plot(points, scopes, plot_file)
     print(f"plot: {plot_file}")
     print_json_line([{k: v for k, v in p.items() if k != "passed"} for p in points])
 
