@@ -18,7 +18,7 @@ import typer
 from tqdm import tqdm
 
 from benchmarks.report import Point, PointFile, print_json_line, print_table
-from benchmarks.workers import AR_FOLDERS, Task, cores, evaluate_all, load_pair
+from benchmarks.workers import AR_FOLDERS, Task, cores, evaluate_all, load_pair, settings
 
 BLOCK_SIZES = (2, 4, 8)
 CONFIDENCE_THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.95)
@@ -209,7 +209,7 @@ def main(
 ) -> None:
     """Measure every point, print the table, draw the plot."""
     n = n or (100 if quick else 500)
-    saved = PointFile(json_file, {"pair": pair, "n": n, "split": "test"}, KEYS)
+    saved = PointFile(json_file, settings(pair, n, "test"), KEYS)
     scopes = read_scopes(SCOPES_FILE)
     tasks = method_tasks(scopes, quick)
     tasks = [t for t in tasks if not method or t.identity["method"] in method]

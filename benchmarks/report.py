@@ -37,20 +37,26 @@ class PointFile:
 
     Args:
         path: JSON file ``{"environment": ..., "settings": ..., "points": [...]}``, or None.
-        settings: what the points depend on beyond their own keys; a file with other settings is
-            an error, never overwritten.
+        settings: what the points depend on beyond their own keys; a file with other settings, or
+            from another environment, is an error, never overwritten.
         keys: the keys that identify a point.
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any], keys: Sequence[str]) -> None:
         self.path, self.settings, self.keys = path, settings, tuple(keys)
         self.points: list[Point] = []
+        self.environment = environment()
         if path is not None and path.exists():
             saved = json.loads(path.read_text())
             if saved.get("settings") != settings:
                 raise ValueError(
                     f"{path} holds points of other settings {saved.get('settings')}, these are "
                     f"{settings}: give another --json, or remove the file"
+                )
+            if saved["environment"] != self.environment:
+                raise ValueError(
+                    f"{path} holds points of another environment {saved['environment']}, this is "
+                    f"{self.environment}: give another --json, or remove the file"
                 )
             self.points = saved["points"]
 
@@ -68,14 +74,19 @@ class PointFile:
             self.points[self.points.index(old)] = point
         if self.path is not None:
             payload = {
-                "environment": environment(),
+                "environment": self.environment,
                 "settings": self.settings,
                 "points": self.points,
             }
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            scratch = self.path.with_name(self.path.name + ".tmp")
-            scratch.write_text(json.dumps(payload, indent=1) + "\n")
-            os.replace(scratch, self.path)
+            write_atomically(self.path, json.dumps(payload, indent=1) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write ``text`` so that ``path`` holds the old file or the new one, never half of either."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(path.name + ".tmp")
+    scratch.write_text(text)
+    os.replace(scratch, path)
 
 
 def print_table(title: str, points: Sequence[Point], columns: dict[str, str]) -> None:

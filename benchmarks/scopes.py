@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.pareto import BLOCK_SIZES, SCOPES_FILE
-from benchmarks.report import Point, PointFile, print_json_line, print_table
-from benchmarks.workers import Task, cores, evaluate_all
+from benchmarks.report import Point, PointFile, print_json_line, print_table, write_atomically
+from benchmarks.workers import Task, cores, evaluate_all, settings
 
 SCOPES = (2, 3, 4, 10)
 KEYS = ("method", "scope_blocks")
@@ -70,7 +70,7 @@ def main(
 ) -> None:
     """Measure, choose, write."""
     points_file = json_file.with_suffix(".points.json")
-    saved = PointFile(points_file, {"pair": pair, "n": n, "split": "dev"}, KEYS)
+    saved = PointFile(points_file, settings(pair, n, "dev"), KEYS)
     tasks = [t for t in scope_tasks() if not (base_only and t.conditioning)]
     todo = [t for t in tasks if saved.find(t.identity) is None]
     for task, result in evaluate_all(pair, todo, n=n, split="dev", jobs=jobs or cores()):
@@ -82,8 +82,8 @@ def main(
                 "nfe": result.nfe,
             }
         )
-        chosen = {"pair": pair, "n": n, "split": "dev", "chosen": choose(saved.points)}
-        json_file.write_text(json.dumps(chosen, indent=1) + "\n")
+    chosen = {"pair": pair, "n": n, "split": "dev", "chosen": choose(saved.points)}
+    write_atomically(json_file, json.dumps(chosen, indent=1) + "\n")
     points = sorted(saved.points, key=lambda p: (p["method"], p["scope_blocks"]))
     print_table(f"{pair}: scopes on {n} dev problems", points, COLUMNS)
     print_json_line(points)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,17 @@ def load_pair(name: str, conditioning: str | None) -> Any:
     if conditioning is None:
         return codila.load(dlm=Path(codila.__file__).parent / "pretrained" / name / "dlm")
     return codila.load(name, ar=AR_FOLDERS[conditioning])
+
+
+def settings(pair: str, n: int, split: str) -> dict[str, Any]:
+    """What every point of a run depends on: problems, and a digest of weights and task."""
+    import codila
+
+    root = Path(codila.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted((*(root / "pretrained" / pair).rglob("*.*"), *(root / "toy").glob("*.py"))):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return {"pair": pair, "n": n, "split": split, "digest": digest.hexdigest()[:16]}
 
 
 def evaluate_all(

@@ -119,7 +119,8 @@ class BlockDecoder:
             drawn = sampler(j, self._logits(hidden[:, -1]))
             out[:, j] = torch.where(known[:, j], known_ids[:, j], drawn)
             if j + 1 < steps:
-                token = self._embedding(self._ar_ids(out[:, j])).unsqueeze(1)
+                # an id of -1 (nothing could be drawn) is for the caller to see, not for the table
+                token = self._embedding(self._ar_ids(out[:, j].clamp_min(0))).unsqueeze(1)
                 hidden = self._cached(token.to(soft.dtype), cache)
         return out
 

@@ -18,11 +18,13 @@ class Candidates(NamedTuple):
     """The candidate blocks of every row: N rows, C blocks, B positions each.
 
     ``position`` ``[N, C, B]`` is counted on the canvas; ``masked`` is False for known positions and
-    for blocks past the end; ``ids`` holds the tokens as they stand.
+    for blocks past the end; ``wanted`` is ``masked`` without the positions that only pad the grid;
+    ``ids`` holds the tokens as they stand.
     """
 
     position: Tensor
     masked: Tensor
+    wanted: Tensor
     ids: Tensor
 
 
@@ -59,9 +61,15 @@ class Canvas:
         """A canvas of masks behind the prompts ``[N, P]`` (padded on either side).
 
         Raises:
+            TypeError: ids or mask that are no tensors, ids that are not int64.
             ValueError: no prompt, a prompt without a real token, padding inside a prompt, or a
                 mask token in a prompt.
         """
+        for name, value in (("input_ids", input_ids), ("attention_mask", attention_mask)):
+            if not isinstance(value, Tensor) and (name == "input_ids" or value is not None):
+                raise TypeError(f"{name} is a {type(value).__name__}, expected a tensor")
+        if input_ids.dtype != torch.int64:
+            raise TypeError(f"input_ids are {input_ids.dtype}, expected torch.int64")
         if input_ids.ndim != 2 or input_ids.shape[0] == 0 or input_ids.shape[1] == 0:
             raise ValueError(
                 f"input_ids are {list(input_ids.shape)}, expected [rows, prompt length] with at "
@@ -128,7 +136,8 @@ class Canvas:
         position = block * b + torch.arange(b, device=self.ids.device)
         flat = position.flatten(1)
         ids = self.tokens.gather(1, flat).view_as(position)
-        return Candidates(position, ids.eq(self.mask_token_id) & inside[..., None], ids)
+        masked = ids.eq(self.mask_token_id) & inside[..., None]
+        return Candidates(position, masked, masked & (position < self.length), ids)
 
     def commit(self, position: Tensor, ids: Tensor, write: Tensor, step: int) -> None:
         """Write ``ids`` at canvas ``position`` (all ``[N, S]``) where ``write`` and masked."""

@@ -18,7 +18,7 @@ import typer
 import codila
 from codila.cli_inputs import (
     DTYPES,
-    generation_options,
+    generation_config,
     load_pair,
     parse_assignments,
     read_config,
@@ -68,6 +68,10 @@ Tau = Annotated[
         "--tau", "--entropy-threshold", help="Nats, of schedule dynamic.", show_default="0.3"
     ),
 ]
+ConfidenceThreshold = Annotated[
+    float | None, typer.Option(help="Probability, of schedule threshold.", show_default="0.9")
+]
+BlocksPerStep = Annotated[int | None, typer.Option(help="m, of schedule static.", show_default="1")]
 Scope = Annotated[
     int | None,
     typer.Option(
@@ -129,6 +133,8 @@ GENERATION_OPTIONS = (
     "block_size",
     "schedule",
     "entropy_threshold",
+    "confidence_threshold",
+    "blocks_per_step",
     "scope_blocks",
     "max_new_tokens",
     "tokens_per_step",
@@ -184,6 +190,8 @@ def generate(
     block_size: BlockSize = None,
     schedule: ScheduleName = None,
     entropy_threshold: Tau = None,
+    confidence_threshold: ConfidenceThreshold = None,
+    blocks_per_step: BlocksPerStep = None,
     scope_blocks: Scope = None,
     max_new_tokens: MaxNewTokens = None,
     tokens_per_step: TokensPerStep = None,
@@ -210,7 +218,7 @@ def generate(
             models = load_pair(pair, dlm, ar, base, device, dtype)
         if dlm is None and not text.endswith("\n"):
             text += "\n"  # the bundled pair knows prompts that end with their docstring's line
-        options = generation_options(models, from_file, _given(context), base)
+        config = generation_config(models, from_file, _given(context), base)
 
         from rich.console import Console
 
@@ -218,11 +226,10 @@ def generate(
 
         stream = sys.stdout.isatty() and not no_stream and not as_json
         console = Console(highlight=False) if stream else None
-        result = decode(models, text, console=console, seed=seed, **options)
+        result = decode(models, text, console=console, seed=seed, generation_config=config)
         if as_json:
-            config = dataclasses.asdict(models.config.updated(**options))
-            figures = dataclasses.asdict(result)
-            typer.echo(json.dumps(figures | {"seed": seed, "config": config}))
+            figures = dataclasses.asdict(result) | {"seed": seed}
+            typer.echo(json.dumps(figures | {"config": config.to_dict()}))
             return
         if not stream:
             typer.echo(result.prompt + result.text, nl=not result.text.endswith("\n"))
@@ -245,6 +252,8 @@ def evaluate(
     block_size: BlockSize = None,
     schedule: ScheduleName = None,
     entropy_threshold: Tau = None,
+    confidence_threshold: ConfidenceThreshold = None,
+    blocks_per_step: BlocksPerStep = None,
     scope_blocks: Scope = None,
     max_new_tokens: MaxNewTokens = None,
     tokens_per_step: TokensPerStep = None,
@@ -266,7 +275,7 @@ def evaluate(
         from_file = read_config(config_file)
         with _status("loading the models"):
             models = load_pair(pair, dlm, ar, base, device, dtype)
-        options = generation_options(models, from_file, _given(context), base)
+        config = generation_config(models, from_file, _given(context), base)
 
         from codila.evaluation.toy import evaluate_toy
 
@@ -278,14 +287,13 @@ def evaluate(
                 batch_size=batch_size,
                 seed=seed,
                 progress=lambda done, of: update(f"decoded {done} of {of} problems"),
-                **options,
+                generation_config=config,
             )
         names = ("n", "pass_at_1", "interval", "syntax_error", "nfe", "tokens_per_forward")
         figures = {name: getattr(result, name) for name in (*names, "seconds")}
         if as_json:
-            config = dataclasses.asdict(models.config.updated(**options))
             what = {"task": task, "split": split, "seed": seed}
-            typer.echo(json.dumps(what | figures | {"config": config}))
+            typer.echo(json.dumps(what | figures | {"config": config.to_dict()}))
             return
         low, high = result.interval
         typer.echo(f"Pass@1              {result.pass_at_1:.1%}  (95 %: {low:.1%} to {high:.1%})")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import codila
 
 if TYPE_CHECKING:
+    from codila.config import GenerationConfig
     from codila.models.loading import Pair
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -42,7 +43,7 @@ def read_prompt(argument: str | None) -> str:
     elif _is_file(argument):
         text = Path(argument).read_text(encoding="utf-8")
     elif re.fullmatch(r"[\w.~/\\-]+\.\w{1,5}", argument):
-        raise FileNotFoundError(f"no such file: {argument}")
+        raise FileNotFoundError(f"no such file: {argument} (a text of this form: pipe it in)")
     elif "\n" in argument:
         text = argument
     else:
@@ -92,36 +93,51 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     return values
 
 
-def generation_options(
+def generation_config(
     pair: Pair, from_file: dict[str, Any], given: dict[str, Any], base: bool
-) -> dict[str, Any]:
-    """What to change of the pair's configuration: the file's values, then the options given.
+) -> GenerationConfig:
+    """The pair's configuration with the file's values, and over them the options given.
 
     Raises:
-        ValueError: a value that :class:`codila.GenerationConfig` refuses, or a schedule that
-            needs an AR model where there is none.
+        ValueError: a value that :class:`codila.GenerationConfig` refuses, an option given that
+            the schedule does not read, or a schedule that needs an AR model where there is none.
     """
     from codila.schedules import SCHEDULES
 
-    options = from_file | {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None}
     with wrong_types_are_values("the configuration"):
-        config = pair.config.updated(**options)
+        config = pair.config.updated(**from_file)
         if base:
-            if SCHEDULES[config.schedule].uses_ar:
-                if given.get("schedule") is not None:
-                    raise ValueError(
-                        f"--base decodes without the AR model that schedule {config.schedule!r} "
-                        "needs: leave one of the two out"
-                    )
-                options["schedule"] = "entropy"
-            options.setdefault("tokens_per_step", min(config.block_size, config.max_new_tokens))
-            config = pair.config.updated(**options)
+            given = _base_options(config, given, "tokens_per_step" in from_file)
+        config = config.for_call(**given)
     if pair.ar is None and SCHEDULES[config.schedule].uses_ar:
         raise ValueError(
             f"schedule {config.schedule!r} needs an AR model: give --ar FOLDER, or --base to "
             "decode with the plain DLM"
         )
-    return options
+    return config
+
+
+def _base_options(
+    config: GenerationConfig, given: dict[str, Any], k_is_set: bool
+) -> dict[str, Any]:
+    """The options given, turned to a schedule without the AR model at equal parallelism."""
+    from codila.schedules import SCHEDULES
+
+    named = SCHEDULES.get(given.get("schedule", ""))
+    if named is not None and named.uses_ar:
+        raise ValueError(
+            f"--base decodes without the AR model that schedule {given['schedule']!r} needs: leave "
+            "one of the two out"
+        )
+    if "schedule" not in given and SCHEDULES[config.schedule].uses_ar:
+        given = {"schedule": "entropy", **given}
+    chosen = SCHEDULES.get(given.get("schedule", config.schedule))
+    if chosen is not None and "tokens_per_step" in chosen.reads and not k_is_set:
+        shape = config.updated(**{k: given.get(k) for k in ("block_size", "max_new_tokens")})
+        k = min(shape.block_size, shape.max_new_tokens)
+        given = {"tokens_per_step": k, **given}
+    return given
 
 
 def require_folder(option: str, name: str) -> None:

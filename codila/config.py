@@ -30,7 +30,8 @@ class GenerationConfig:
         tokens_per_step: K, of the baselines (entropy, confidence, margin).
         temperature, top_p, top_k: sampling, of the AR model and of the DLM alike; temperature 0
             is arg-max, ``top_k=0`` is off.
-        conditioning: ``"soft"`` or ``"top-K"``: what the AR model is fed.
+        conditioning: ``"soft"`` or ``"top-K"``: what the AR model is fed; None is what it was
+            trained on.
         conditioning_temperature: divides the DLM's logits before conditioning.
         confidence_source: ``"raw"`` measures confidence on the DLM's own distribution,
             ``"sampled"`` after temperature and nucleus, as Dream's published sampler does.
@@ -49,7 +50,7 @@ class GenerationConfig:
     temperature: float = 0.1
     top_p: float = 0.8
     top_k: int = 0
-    conditioning: str = "soft"
+    conditioning: str | None = None
     conditioning_temperature: float = 1.0
     confidence_source: str = "raw"
     eos_fill: bool = True
@@ -94,7 +95,8 @@ class GenerationConfig:
             "a positive number",
         )
         need(self.confidence_source in ("raw", "sampled"), "confidence_source", "raw or sampled")
-        parse_conditioning(self.conditioning)
+        if self.conditioning is not None:
+            parse_conditioning(self.conditioning)
         need(
             self.tokens_per_step <= self.max_new_tokens,
             "tokens_per_step",
@@ -109,12 +111,33 @@ class GenerationConfig:
             raise ValueError(f"unknown generation option {unknown}; known are {sorted(known)}")
         return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
 
+    def for_call(self, **options: Any) -> GenerationConfig:
+        """:meth:`updated`, where an option that the schedule never reads is an error too."""
+        from codila.schedules import SCHEDULES
+
+        config = self.updated(**options)
+        for name, value in options.items():
+            readers = sorted(s for s, schedule in SCHEDULES.items() if name in schedule.reads)
+            if value is not None and readers and config.schedule not in readers:
+                raise ValueError(
+                    f"{name}={value!r} is not read by schedule={config.schedule!r}; it belongs to "
+                    f"{readers}"
+                )
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON has them: an infinite threshold is the string "inf" or "-inf"."""
+        values = dataclasses.asdict(self)
+        if math.isinf(self.entropy_threshold):
+            values["entropy_threshold"] = str(self.entropy_threshold)
+        return values
+
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write ``codila_generation_config.json`` into ``folder``, atomically."""
         path = Path(folder) / CONFIG_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(path.name + ".tmp")
-        scratch.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+        scratch.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
         os.replace(scratch, path)
 
     @classmethod
@@ -124,6 +147,8 @@ class GenerationConfig:
         if not path.is_file():
             raise ValueError(f"{folder} has no {CONFIG_NAME}")
         values = json.loads(path.read_text(encoding="utf-8"))
+        if values.get("entropy_threshold") in ("inf", "-inf"):
+            values["entropy_threshold"] = float(values["entropy_threshold"])
         return cls().updated(**values)
 
 

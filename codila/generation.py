@@ -42,7 +42,7 @@ class GenerationOutput(ModelOutput):
     history: list[Tensor] | None = None
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def generate(
     model: DiffusionLM,
     input_ids: Tensor,
@@ -52,7 +52,7 @@ def generate(
     attention_mask: Tensor | None = None,
     diffusion_streamer: Any = None,
     logits_processor: Any = None,
-    seed: int | Sequence[int] | None = None,
+    seed: Any = None,
     **options: Any,
 ) -> GenerationOutput:
     """Decode with CoDiLA, or with a baseline schedule where there is no AR model.
@@ -74,12 +74,18 @@ def generate(
         :class:`GenerationOutput`.
 
     Raises:
-        ValueError: unknown option, empty prompt, prompt and canvas over the context limit, a
-            block size that the AR model was not trained for, a schedule that needs an AR model
-            without one.
+        TypeError: ids, masks or seeds of the wrong type.
+        ValueError: unknown option, an option that the schedule does not read, empty prompt, a
+            prompt token outside the vocabulary, prompt and canvas over the context limit, a block
+            size that the AR model was not trained for, a schedule that needs an AR model without
+            one.
+        FloatingPointError: a step met a distribution that is NaN or has no token left.
     """
-    config = (generation_config or GenerationConfig()).updated(**options)
+    config = (generation_config or GenerationConfig()).for_call(**options)
     decoder = _block_decoder(model, ar_model, config)
+    if config.conditioning is None:
+        trained = "soft" if ar_model is None else ar_model.codila.conditioning
+        config = config.updated(conditioning=trained)
     canvas = Canvas.start(
         input_ids,
         attention_mask,
@@ -88,12 +94,7 @@ def generate(
         mask_token_id=model.mask_token_id,
         eos_token_id=model.eos_token_id,
     )
-    if canvas.ids.shape[1] > model.max_length:
-        raise ValueError(
-            f"a prompt of {canvas.prompt_length} tokens and a canvas of "
-            f"{canvas.step_of.shape[1]} exceed the model's limit of {model.max_length} tokens: "
-            "shorten the prompt or lower max_new_tokens"
-        )
+    _check_fits(model, input_ids, canvas)
     seeds = _row_seeds(seed, input_ids.shape[0], canvas.ids.device)
     step = _Step(model, decoder, config, logits_processor)
     whole, rows = canvas, torch.arange(input_ids.shape[0], device=canvas.ids.device)
@@ -104,7 +105,7 @@ def generate(
             raise ValueError(f"a streamer follows one row, the batch has {input_ids.shape[0]}")
         diffusion_streamer.put(input_ids.cpu())
     # Every step commits at least one position of every unfinished row, so this always ends.
-    for index in range(canvas.step_of.shape[1]):
+    for index in range(canvas.length):
         draft = step(canvas, seeds[rows], index)
         forwards[rows] += 1
         if canvas is not whole:
@@ -115,11 +116,16 @@ def generate(
             masked = canvas.masked[0, : canvas.length].cpu()
             diffusion_streamer.put_draft(draft[0, : canvas.length].cpu(), masked=masked)
         unfinished = canvas.unfinished
-        if not bool(unfinished.all()):
+        all_unfinished, broken = torch.stack([unfinished.all(), (canvas.tokens < 0).any()]).tolist()
+        if broken:
+            _raise_broken(canvas, rows, index)
+        if not all_unfinished:
             rows = rows[unfinished]
             if rows.numel() == 0:
                 break
             canvas = canvas.select(unfinished.nonzero().flatten())
+    else:
+        raise AssertionError(f"rows {rows.tolist()} are not decoded after {canvas.length} steps")
     if diffusion_streamer is not None:
         diffusion_streamer.put(whole.tokens[0, : whole.length].cpu())
         diffusion_streamer.end()
@@ -138,7 +144,7 @@ class _Step:
     ) -> None:
         self.model, self.decoder, self.config = model, decoder, config
         self.logits_processor = logits_processor
-        self.choose, _ = SCHEDULES[config.schedule]
+        self.choose = SCHEDULES[config.schedule].choose
         self.bridge = decoder.bridge if decoder else _own_vocabulary(model)
         self.vocabulary: dict[str, Any] = {
             "valid_vocab": self.bridge.valid_vocab,
@@ -166,7 +172,7 @@ class _Step:
                 stats.entropy.view(shape),
                 stats.top1_prob.view(shape),
                 stats.margin.view(shape),
-                candidates.masked,
+                candidates.wanted,
             )
         choice = self.choose(view, self.config)
         block, length, slots = choice
@@ -209,7 +215,7 @@ class _Step:
             position = candidates.position.flatten(1)
             _, confidence = self._draw(canvas, position, logits, seeds, index)
         return Statistics(
-            entropy.view(shape), confidence.view(shape), margin.view(shape), candidates.masked
+            entropy.view(shape), confidence.view(shape), margin.view(shape), candidates.wanted
         )
 
     def _draw(
@@ -249,7 +255,8 @@ class _Step:
         index: int,
     ) -> None:
         """Let the AR model write the first ``length`` masked positions of the chosen blocks."""
-        assert self.decoder is not None
+        conditioning = self.config.conditioning
+        assert self.decoder is not None and conditioning is not None
         n, c, b = candidates.position.shape
         m = block.shape[1]
         # On the host a look costs nothing, so blocks that were not chosen are left out; elsewhere
@@ -265,14 +272,15 @@ class _Step:
         position = candidates.position.reshape(n * c, b)[cell]
         masked = candidates.masked.reshape(n * c, b)[cell]
         ids = candidates.ids.reshape(n * c, b)[cell]
-        write = masked & (masked.cumsum(-1) <= length[:, None])
+        wanted = candidates.wanted.reshape(n * c, b)[cell]
+        write = wanted & (wanted.cumsum(-1) <= length[:, None])
         soft = soft_tokens(
             logits,
             self.decoder.table,
             self.bridge,
             rows=(cell[:, None] * b + torch.arange(b, device=cell.device)).flatten(),
             stats=stats,
-            top_k=parse_conditioning(self.config.conditioning),
+            top_k=parse_conditioning(conditioning),
             temperature=self.config.conditioning_temperature,
             known_ids=ids.flatten(),
             known=~masked.flatten(),
@@ -297,8 +305,8 @@ class _Step:
 
 def _first_masked(candidates: Candidates, block: Tensor) -> Tensor:
     """Flat ``C * B`` index of the first masked position of each block ``[N, m]``."""
-    b = candidates.masked.shape[2]
-    first = candidates.masked.to(torch.uint8).argmax(-1).gather(1, block.clamp_min(0))
+    b = candidates.wanted.shape[2]
+    first = candidates.wanted.to(torch.uint8).argmax(-1).gather(1, block.clamp_min(0))
     return block.clamp_min(0) * b + first
 
 
@@ -309,14 +317,48 @@ def _counters(canvas: Canvas, position: Tensor, step: int, row: Tensor | None = 
     return torch.stack([from_start, torch.full_like(from_start, step)], dim=-1).to(torch.int32)
 
 
-def _row_seeds(seed: int | Sequence[int] | None, rows: int, device: torch.device) -> Tensor:
+def _row_seeds(seed: Any, rows: int, device: torch.device) -> Tensor:
+    """``[rows]`` int64: from None, an int, or one int per row (a sequence, array or tensor)."""
     if seed is None:
         seed = int(torch.randint(2**62, ()))
-    if not isinstance(seed, Sequence):
-        return operator.index(seed) + torch.arange(rows, device=device)
-    if len(seed) != rows:
-        raise ValueError(f"{len(seed)} seeds for {rows} rows: give one int, or one per row")
-    return torch.tensor(list(seed), dtype=torch.int64, device=device)
+    values = seed.tolist() if hasattr(seed, "tolist") else seed
+    each = list(values) if isinstance(values, Sequence) else None
+    given = [values] if each is None else each
+    if any(isinstance(s, bool) or not hasattr(s, "__index__") for s in given):
+        raise TypeError(f"seed={seed!r}: expected an int, or one int per row")
+    if each is None:
+        first = operator.index(values)
+        each = [first + r for r in range(rows)]
+    if len(each) != rows:
+        raise ValueError(f"{len(each)} seeds for {rows} rows: give one int, or one per row")
+    if any(not -(2**63) <= s < 2**63 for s in each):
+        raise ValueError(f"seed={seed!r}: the seeds of {rows} rows must fit into 64 bits")
+    return torch.tensor(each, dtype=torch.int64, device=device)
+
+
+def _check_fits(model: DiffusionLM, input_ids: Tensor, canvas: Canvas) -> None:
+    """Prompt ids within the vocabulary, prompt and canvas within the context."""
+    low, high = torch.stack([input_ids.min(), input_ids.max()]).tolist()
+    if low < 0 or high >= model.config.vocab_size:
+        raise ValueError(
+            f"input_ids hold {low if low < 0 else high}, outside the model's "
+            f"{model.config.vocab_size} tokens"
+        )
+    longest = canvas.prompt_length - int(canvas.padding.min())
+    positions = canvas.step_of.shape[1]
+    if longest + positions > model.max_length:
+        raise ValueError(
+            f"a prompt of {longest} tokens and a canvas of {positions} exceed the model's limit "
+            f"of {model.max_length} tokens: shorten the prompt or lower max_new_tokens"
+        )
+
+
+def _raise_broken(canvas: Canvas, rows: Tensor, index: int) -> None:
+    line, position = (canvas.tokens < 0).nonzero()[0].tolist()
+    raise FloatingPointError(
+        f"step {index}: no token can be drawn for row {int(rows[line])}, canvas position "
+        f"{position}: the logits are NaN, or a processor left none above -inf"
+    )
 
 
 def _own_vocabulary(model: DiffusionLM) -> VocabularyBridge:

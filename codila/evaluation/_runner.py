@@ -38,20 +38,23 @@ REPORT_BYTES = 8192  # a report: one token, one word and DETAIL_CHARS characters
 POLL_SECONDS = 0.05  # how often an ended child whose pipe is still held open is noticed
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
-# Audit event -> positions of the arguments that name what would be changed.
+# Audit event -> arguments that name what would be changed: (position of the path, of its dir_fd).
 PATH_EVENTS = {
-    "os.remove": (0,),
-    "os.rmdir": (0,),
-    "os.mkdir": (0,),
-    "os.rename": (0, 1),
-    "os.link": (1,),
-    "os.symlink": (1,),
-    "os.truncate": (0,),
-    "os.chmod": (0,),
-    "os.chown": (0,),
-    "os.utime": (0,),
-    "shutil.rmtree": (0,),
-    "shutil.move": (0, 1),
+    "os.remove": ((0, 1),),
+    "os.rmdir": ((0, 1),),
+    "os.mkdir": ((0, 2),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.link": ((0, 2), (1, 3)),
+    "os.symlink": ((1, 2),),
+    "os.truncate": ((0, None),),
+    "os.chmod": ((0, 2),),
+    "os.chown": ((0, 3),),
+    "os.utime": ((0, 3),),
+    "os.setxattr": ((0, None),),
+    "os.removexattr": ((0, None),),
+    "shutil.rmtree": ((0, 1),),
+    "shutil.move": ((0, None), (1, None)),
+    "sqlite3.connect": ((0, None),),
 }
 PROCESS_EVENTS = {
     "os.fork": "starting a process",
@@ -62,9 +65,15 @@ PROCESS_EVENTS = {
     "os.system": "starting a process",
     "pty.spawn": "starting a process",
     "subprocess.Popen": "starting a process",
+    "ctypes.dlopen": "loading a library",
+    "ctypes.dlsym": "loading a library",
 }
 # A socket that is never bound or connected is harmless (asyncio makes a pair), so creation is not.
 SOCKET_EVENTS = {"socket.__new__", "socket.gethostname"}
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise PermissionError("special files are disabled")
 
 
 def install_guard(workdir: str) -> None:
@@ -73,10 +82,13 @@ def install_guard(workdir: str) -> None:
     allowed_root = realpath(workdir)
     prefix = allowed_root + os.sep
 
-    def outside(path: object) -> bool:
+    def outside(path: object, dir_fd: object = None) -> bool:
         if isinstance(path, int) or path is None:  # a descriptor: judged when it was opened
             return False
-        target = realpath(os.fsdecode(path))  # type: ignore[arg-type]
+        name = os.fsdecode(path)  # type: ignore[arg-type]
+        if isinstance(dir_fd, int) and dir_fd >= 0:  # relative to an open folder (Linux knows it)
+            name = os.path.join(realpath(f"/proc/self/fd/{dir_fd}"), name)
+        target = realpath(name)
         return not (target == allowed_root or target.startswith(prefix) or target == os.devnull)
 
     def hook(event: str, args: tuple) -> None:
@@ -84,8 +96,11 @@ def install_guard(workdir: str) -> None:
             if isinstance(args[2], int) and args[2] & WRITE_FLAGS and outside(args[0]):
                 raise PermissionError(f"writing outside the working directory: {args[0]!r}")
         elif event in PATH_EVENTS:
-            for i in PATH_EVENTS[event]:
-                if outside(args[i]):
+            if event == "sqlite3.connect" and args[0] in (":memory:", b":memory:", ""):
+                return
+            for i, fd in PATH_EVENTS[event]:
+                dir_fd = args[fd] if fd is not None and fd < len(args) else None
+                if outside(args[i], dir_fd):
                     raise PermissionError(f"{event} outside the working directory: {args[i]!r}")
         elif event in PROCESS_EVENTS:
             raise PermissionError(f"{PROCESS_EVENTS[event]} is disabled")
@@ -95,6 +110,9 @@ def install_guard(workdir: str) -> None:
             raise PermissionError("signals to other processes are disabled")
 
     sys.addaudithook(hook)
+    for name in ("mkfifo", "mknod"):  # no audit event speaks for these
+        if hasattr(os, name):
+            setattr(os, name, refuse)
 
 
 def set_limit(name: str, soft: int, hard: int | None = None) -> None:

@@ -3,7 +3,7 @@
 A Dream checkpoint carries Qwen2's tensor names and Dream's config keys; it differs from Qwen2 in
 three ways only: attention is bidirectional, a mask token stands for an unknown token, and the
 hidden state at position ``p - 1`` predicts the token at ``p`` (``shift = 1``). The shift is applied
-where logits are read (:mod:`codila.canvas`), never here: ``DreamModel(ids).logits`` are raw.
+where logits are read (:mod:`codila.generation`), never here: ``DreamModel(ids).logits`` are raw.
 """
 
 from __future__ import annotations

@@ -10,6 +10,13 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -47,7 +54,12 @@ class ARMetadata:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> ARMetadata:
-        path = Path(folder) / METADATA_NAME
+        path = _file(folder, METADATA_NAME)
+        if path is None:
+            raise CheckpointError(
+                f"{folder} has no {METADATA_NAME}: it is not an AR model trained by "
+                "`codila train ar`"
+            )
         data = _read_json(path)
         if data.get("format") != 1:
             raise CheckpointError(f"{path}: format {data.get('format')!r}, this version reads 1")
@@ -69,6 +81,12 @@ class ARMetadata:
 
     def check_dlm(self, dlm: DiffusionLM) -> None:
         """Raise where ``dlm`` is not one that the AR model was trained on."""
+        mask = dlm.mask_token_id
+        if mask < self.bridge.valid_vocab and mask not in self.bridge.banned_ids:
+            raise CheckpointError(
+                f"{METADATA_NAME}: bridge.banned_ids must hold the mask token {mask}, or it could "
+                "be written"
+            )
         actual = _dlm_facts(dlm)
         for key, expected in self.dlm.items():
             if key in actual and actual[key] != expected:
@@ -117,7 +135,8 @@ class Pair:
         """:func:`codila.generate` with this pair's models and configuration."""
         from codila.generation import generate
 
-        options.setdefault("generation_config", self.config)
+        if options.get("generation_config") is None:
+            options["generation_config"] = self.config
         return generate(self.dlm, input_ids, ar_model=self.ar, **options)
 
 
@@ -132,26 +151,28 @@ def load(
     """Load a bundled pair by name, or a DLM and an AR model from folders or hub ids.
 
     Args:
-        pair: ``"tiny"``, the bundled pair. ``ar`` may then name another of its AR models:
-            ``"ar-top3"``, ``"ar-top1"``.
+        pair: ``"tiny"``, the bundled pair. ``ar`` may then name another of its AR models
+            (``"ar-top3"``, ``"ar-top1"``) or a folder.
         dlm, ar: folders (or hub ids, downloaded by transformers only when asked for by name).
         dtype: of both models; default float32 on CPU, bfloat16 elsewhere.
         device: of both models.
 
     Raises:
         CheckpointError: a folder without what it needs, a missing or damaged tensor, an AR model
-            that was trained on another DLM, or tokenizers that do not match.
+            whose DLM had another vocabulary, mask token or shift, or tokenizers that do not match.
+        ValueError: an unknown pair, dtype or device.
     """
     if pair is not None:
         if dlm is not None:
             raise ValueError("give the name of a bundled pair or dlm=, not both")
         folder = resources.files("codila") / "pretrained" / pair
-        if not folder.is_dir():
+        if not pair or not (folder / "dlm").is_dir():
             raise ValueError(f"no bundled pair {pair!r}: there is 'tiny'; for folders give dlm=")
-        dlm, ar = str(folder / "dlm"), str(folder / (ar or "ar"))
+        dlm = str(folder / "dlm")
+        ar = ar if ar and (Path(ar) / METADATA_NAME).is_file() else str(folder / (ar or "ar"))
     elif dlm is None:
         raise ValueError("give the name of a bundled pair, or dlm=FOLDER and ar=FOLDER")
-    device = torch.device(device)
+    device = _usable_device(device)
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     elif isinstance(dtype, str):
@@ -167,9 +188,10 @@ def load(
     ar_model = load_ar(ar, dtype=dtype, device=device)
     ar_model.codila.check_dlm(model)
     _check_same_words(tokenizer, load_tokenizer(ar), ar_model.codila.bridge, dlm, ar)
-    has_config = (Path(ar) / CONFIG_NAME).is_file()
-    config = GenerationConfig.from_pretrained(ar) if has_config else GenerationConfig()
-    config = config.updated(conditioning=ar_model.codila.conditioning)
+    saved = _file(ar, CONFIG_NAME)
+    config = GenerationConfig() if saved is None else GenerationConfig.from_pretrained(saved.parent)
+    if config.conditioning is None:
+        config = config.updated(conditioning=ar_model.codila.conditioning)
     return Pair(model, ar_model, tokenizer, config)
 
 
@@ -200,11 +222,10 @@ def load_dlm(
 def load_ar(
     folder: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Any:
-    """A causal LM and its ``codila.json`` (attribute ``codila``, an :class:`ARMetadata`)."""
-    if Path(folder).is_dir() and not (Path(folder) / METADATA_NAME).is_file():
-        raise CheckpointError(
-            f"{folder} has no {METADATA_NAME}: it is not an AR model trained by `codila train ar`"
-        )
+    """A causal LM and its ``codila.json`` (attribute ``codila``, an :class:`ARMetadata`).
+
+    Never runs code from the folder.
+    """
     metadata = ARMetadata.from_pretrained(folder)
     model = _from_pretrained(AutoModelForCausalLM, folder, dtype)
     model.codila = metadata
@@ -216,7 +237,9 @@ def _from_pretrained(cls: Any, folder: str | Path, dtype: torch.dtype) -> Any:
     progress = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        model, info = cls.from_pretrained(str(folder), dtype=dtype, output_loading_info=True)
+        model, info = cls.from_pretrained(
+            str(folder), dtype=dtype, output_loading_info=True, trust_remote_code=False
+        )
     except Exception as error:  # safetensors and transformers raise many kinds
         raise CheckpointError(f"{folder}: the checkpoint cannot be read: {error}") from error
     finally:
@@ -287,6 +310,31 @@ def _dlm_facts(dlm: DiffusionLM) -> dict[str, Any]:
         "mask_token_id": dlm.mask_token_id,
         "shift": dlm.shift,
     }
+
+
+def _file(folder: str | Path, name: str) -> Path | None:
+    """A file of a checkpoint folder, or of a hub id (downloaded or cached); None: not there."""
+    if Path(folder).is_dir():
+        path = Path(folder) / name
+        return path if path.is_file() else None
+    try:
+        return Path(hf_hub_download(str(folder), name))
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(f"{folder}/{name} is not cached and cannot be fetched") from error
+    except EntryNotFoundError:
+        return None
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise CheckpointError(f"{folder}: no such folder, nor a hub model: {error}") from error
+
+
+def _usable_device(device: str | torch.device) -> torch.device:
+    try:
+        wanted = torch.device(device)
+        torch.zeros(1, device=wanted).tolist()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"device={str(device)!r} cannot be used here: {reason}") from error
+    return wanted
 
 
 def _read_json(path: Path) -> dict[str, Any]:

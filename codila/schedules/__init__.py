@@ -10,13 +10,16 @@ from codila.schedules.ranked import confidence, entropy, margin
 from codila.schedules.static import static
 from codila.schedules.threshold import threshold
 
+_CONDITIONED = frozenset({"conditioning", "conditioning_temperature"})
+_RANKED = frozenset({"tokens_per_step"})
+
 SCHEDULES: dict[str, Schedule] = {
-    "static": Schedule(static, uses_ar=True),
-    "dynamic": Schedule(dynamic, uses_ar=True),
-    "entropy": Schedule(entropy, uses_ar=False),
-    "confidence": Schedule(confidence, uses_ar=False),
-    "margin": Schedule(margin, uses_ar=False),
-    "threshold": Schedule(threshold, uses_ar=False),
+    "static": Schedule(static, True, _CONDITIONED | {"blocks_per_step"}),
+    "dynamic": Schedule(dynamic, True, _CONDITIONED | {"entropy_threshold"}),
+    "entropy": Schedule(entropy, False, _RANKED),
+    "confidence": Schedule(confidence, False, _RANKED),
+    "margin": Schedule(margin, False, _RANKED),
+    "threshold": Schedule(threshold, False, frozenset({"confidence_threshold"})),
 }
 """Every schedule by the name that ``GenerationConfig.schedule`` takes."""
 

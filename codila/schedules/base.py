@@ -37,7 +37,8 @@ class Choice(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A rule, and whether it hands blocks to an AR model."""
+    """A rule, whether it hands blocks to an AR model, and which options no other kind reads."""
 
     choose: Callable[[Statistics, GenerationConfig], Choice]
     uses_ar: bool
+    reads: frozenset[str]

@@ -87,14 +87,16 @@ class Loop:
         self.tokens = 0
         self.seconds = 0.0
         self._stop = False
+        self._updating = False
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / "checkpoint.pt").exists():
             self._resume()
         (folder / "config.json").write_text(json.dumps(self.recipe, indent=2) + "\n")
 
     def run(self) -> None:
-        """Train to the end; SIGTERM or Ctrl-C saves a checkpoint first."""
-        previous = signal.signal(signal.SIGTERM, self._request_stop)
+        """Train to the end; SIGTERM or Ctrl-C ends the step and saves a checkpoint first."""
+        signals = (signal.SIGTERM, signal.SIGINT)
+        previous = [signal.signal(s, self._request_stop) for s in signals]
         started = time.perf_counter() - self.seconds
         bar = tqdm(total=self.config.steps, initial=self.step, unit="step", smoothing=0.05)
         try:
@@ -111,8 +113,10 @@ class Loop:
                     self.save()
         finally:
             bar.close()
-            signal.signal(signal.SIGTERM, previous)
-            self.save()
+            for s, handler in zip(signals, previous, strict=True):
+                signal.signal(s, handler)
+            if not self._updating:  # half a step is no state to go on from
+                self.save()
         if self._stop:
             raise SystemExit(f"stopped at step {self.step}; run the same command to go on")
 
@@ -145,10 +149,12 @@ class Loop:
         children = self.model.values() if isinstance(self.model, nn.ModuleDict) else [self.model]
         for child in children:
             nn.utils.clip_grad_norm_(child.parameters(), self.config.grad_clip)
+        self._updating = True
         for optimizer in self.optimizers:
             optimizer.step()
         self.step += 1
         self.tokens += tokens
+        self._updating = False
         return figures
 
     def _resume(self) -> None:
@@ -166,7 +172,8 @@ class Loop:
         log = self.folder / "log.jsonl"
         if log.exists():  # what was logged after the checkpoint will be logged again
             lines = log.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if json.loads(line)["step"] <= self.step]
+            whole = [line for line in lines if line.endswith("\n")]  # the last may be torn
+            kept = [line for line in whole if json.loads(line)["step"] <= self.step]
             log.write_text("".join(kept))
 
     def _log(self, record: dict[str, Any]) -> None:
@@ -175,6 +182,8 @@ class Loop:
             log.write(json.dumps(base | record) + "\n")
 
     def _request_stop(self, *_: Any) -> None:
+        if self._stop:  # asked twice: at once
+            raise KeyboardInterrupt
         self._stop = True
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import benchmarks.pareto as pareto
+import benchmarks.scopes as scopes
 from benchmarks.report import PointFile
 from benchmarks.scopes import choose, scope_tasks
 from benchmarks.targets import claims
+from benchmarks.workers import settings
 from codila.config import GenerationConfig
 
 SCOPES = {
@@ -69,9 +72,9 @@ def test_every_task_is_a_valid_configuration_and_counts_are_as_promised() -> Non
 def test_a_run_saves_each_point_resumes_and_ends_with_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scopes = tmp_path / "scopes.json"
-    scopes.write_text(json.dumps({"chosen": SCOPES}))
-    monkeypatch.setattr(pareto, "SCOPES_FILE", scopes)
+    chosen = tmp_path / "scopes.json"
+    chosen.write_text(json.dumps({"chosen": SCOPES}))
+    monkeypatch.setattr(pareto, "SCOPES_FILE", chosen)
     asked: list[int] = []
 
     def broken_off(pair, tasks, *, n, split, jobs):
@@ -87,8 +90,6 @@ def test_a_run_saves_each_point_resumes_and_ends_with_json(
 
     monkeypatch.setattr(pareto, "evaluate_all", broken_off)
     monkeypatch.setattr(pareto, "measure_speed", speed)
-    import typer
-
     app = typer.Typer()
     app.command()(pareto.main)
     arguments = ["--json", str(tmp_path / "points.json"), "--plot", str(tmp_path / "p.png")]
@@ -170,3 +171,35 @@ def test_claims_compare_with_the_better_base_at_the_chosen_scope() -> None:
     assert rows["soft over top-1, B = 4"]["met"] == "yes"
     row = next(r for c, r in rows.items() if c.startswith("dynamic"))
     assert row["value"].startswith("15.0 / 30.0 = 50 %") and row["met"] == "yes"
+
+
+def test_the_choice_of_scopes_is_written_when_nothing_is_left_to_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(pair, tasks, *, n, split, jobs):
+        for task in tasks:
+            yield task, result("1101")
+
+    monkeypatch.setattr(scopes, "evaluate_all", measured)
+    app = typer.Typer()
+    app.command()(scopes.main)
+    target = tmp_path / "scopes.json"
+    arguments = ["--json", str(target), "--n", "4"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    chosen = target.read_text()
+    target.unlink()
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert target.read_text() == chosen and set(json.loads(chosen)["chosen"]) == set(SCOPES)
+
+
+def test_points_of_other_weights_or_another_machine_are_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = settings("tiny", 100, "test")
+    assert here == settings("tiny", 100, "test") and len(here["digest"]) == 16
+    PointFile(tmp_path / "p.json", here, ("a",)).put({"a": 1})
+    with pytest.raises(ValueError, match="other settings"):
+        PointFile(tmp_path / "p.json", here | {"digest": "0" * 16}, ("a",))
+    monkeypatch.setattr("benchmarks.report.environment", lambda: {"device": "another"})
+    with pytest.raises(ValueError, match="another environment"):
+        PointFile(tmp_path / "p.json", here, ("a",))

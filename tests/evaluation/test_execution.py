@@ -284,3 +284,34 @@ def test_runner_that_does_not_start(monkeypatch):
 def test_arguments_are_checked(arguments, error, message):
     with pytest.raises(error, match=message):
         run_programs(**{"programs": ["pass"], **arguments})
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sqlite3; sqlite3.connect({out!r} + '/new').execute('create table t (a)')",
+        "import os; os.link({out!r} + '/kept', 'here'); open('here', 'w').close()",
+        "import os; os.remove('kept', dir_fd=os.open({out!r}, os.O_RDONLY))",
+        "import os; os.mkdir('new', dir_fd=os.open({out!r}, os.O_RDONLY))",
+        "import os; os.mkfifo({out!r} + '/new')",
+        "import os; os.setxattr({out!r} + '/kept', 'user.a', b'1')",
+        "import ctypes; ctypes.CDLL(None).system(b'touch ' + {out!r}.encode() + b'/new')",
+    ],
+)
+def test_the_standard_library_changes_nothing_elsewhere(program, tmp_path):
+    (tmp_path / "kept").write_text("whole")
+    result = run_programs([program.format(out=str(tmp_path))])[0]
+    assert result.status == "failed" and "PermissionError" in result.detail, result
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["kept"]
+    assert (tmp_path / "kept").read_text() == "whole"
+
+
+def test_the_working_directory_may_be_used_in_every_way():
+    program = (
+        "import os, shutil, sqlite3, tempfile\n"
+        "os.makedirs('a/b'); open('a/b/c', 'w').close(); os.link('a/b/c', 'd')\n"
+        "shutil.rmtree('a'); sqlite3.connect('x.db').execute('create table t (a)')\n"
+        "sqlite3.connect(':memory:').execute('create table t (a)')\n"
+        "with tempfile.TemporaryDirectory() as t: open(t + '/e', 'w').close()\n"
+    )
+    assert run_programs([program])[0].passed

@@ -72,7 +72,8 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
     def write_block(block: list[int], targets: list[int]) -> dict[int, int]:
         table = ar.get_input_embeddings().weight
         in_dlm_order = table[[ar_row(v) for v in range(valid)]]
-        top = 0 if c.conditioning == "soft" else int(c.conditioning.removeprefix("top-"))
+        conditioning = c.conditioning or ar.codila.conditioning
+        top = 0 if conditioning == "soft" else int(conditioning.removeprefix("top-"))
         fed = []
         for p in block:
             pi = _distribution(z[p], c.conditioning_temperature, top)
@@ -96,7 +97,8 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
         blocks = range(len(x) // size)
         blocks = blocks[frontier : frontier + c.scope_blocks] if c.scope_blocks else blocks
         inside = [range(b * size, (b + 1) * size) for b in blocks]
-        holes = [[p for p in block if x[p] == mask] for block in inside]
+        wanted = range(c.max_new_tokens)  # what pads the grid conditions, and is not decoded
+        holes = [[p for p in block if x[p] == mask and p in wanted] for block in inside]
         masked = [p for hole in holes for p in hole]
         z = {p: usable(logits[len(prompt) + p - dlm.shift], banned) for b in inside for p in b}
         if c.confidence_source == "raw":

@@ -6,11 +6,13 @@ import json
 
 import pytest
 import torch
+from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import load_file, save_file
 from tiny_pairs import BRIDGE, EOS, MASK, WORDS, make_dlm, save_dlm, save_tokenizer
 
 import codila
 from codila.conditioning import VocabularyBridge
+from codila.models import loading
 from codila.models.loading import ARMetadata, CheckpointError, load_ar, load_dlm
 
 
@@ -279,3 +281,54 @@ class TestTokenizers:
         save_tokenizer(folder, added, mask_token="<mask>")
         with pytest.raises(CheckpointError, match=message):
             codila.load(dlm=folder)
+
+
+def test_code_in_an_ar_folder_is_never_run(copied, monkeypatch):
+    folder = copied("ar")
+    (folder / "evil.py").write_text(f"open({str(folder / 'RAN')!r}, 'w')\nclass Evil: pass\n")
+    edit_json(
+        folder / "config.json",
+        model_type="evil",
+        auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
+    )
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # what transformers would ask
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_ar(folder)
+    assert not (folder / "RAN").exists()
+
+
+def test_the_files_of_a_hub_model_are_found(copied, monkeypatch):
+    folder = copied("ar")
+
+    def download(repo, name):
+        assert repo == "someone/codila-ar"
+        if not (folder / name).is_file():
+            raise EntryNotFoundError(name)
+        return str(folder / name)
+
+    monkeypatch.setattr(loading, "hf_hub_download", download)
+    assert ARMetadata.from_pretrained("someone/codila-ar").bridge == BRIDGE
+    assert loading._file("someone/codila-ar", "codila_generation_config.json") is None
+    (folder / "codila.json").unlink()
+    with pytest.raises(CheckpointError, match=r"someone/codila-ar has no codila\.json"):
+        load_ar("someone/codila-ar")
+
+
+def test_an_ar_folder_may_stand_in_for_a_bundled_one(checkpoints):
+    message = "tokenizers|vocab_size"  # it is found, and belongs to another diffusion model
+    with pytest.raises(CheckpointError, match=message):
+        codila.load("tiny", ar=checkpoints / "ar")
+
+
+@pytest.mark.parametrize("device", ["foo", "meta", "xpu", "cuda:77"])
+def test_a_device_that_cannot_be_used_is_refused(device):
+    with pytest.raises(ValueError, match=f"device='{device}' cannot be used here"):
+        codila.load("tiny", device=device)
+
+
+def test_a_saved_conditioning_wins_over_the_trained_one(checkpoints, copied):
+    folder = copied("ar")
+    codila.GenerationConfig(conditioning="top-3").save_pretrained(folder)
+    assert codila.load(dlm=checkpoints / "dlm", ar=folder).config.conditioning == "top-3"
+    codila.GenerationConfig(block_size=2).save_pretrained(folder)
+    assert codila.load(dlm=checkpoints / "dlm", ar=folder).config.conditioning == "soft"

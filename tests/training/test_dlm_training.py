@@ -161,3 +161,26 @@ def test_init_starts_from_a_checkpoint(dlm_recipe: DLMRecipe, dlm_folder: Path) 
     loss, _, _ = training.batch_loss(0)
     loss.backward()
     assert all(p.grad is not None for p in training.model.parameters())
+
+
+def test_an_interrupt_within_an_update_keeps_the_checkpoint_before_it(
+    dlm_recipe: DLMRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C twice, between the two optimizers: half a step must not be what is resumed."""
+    recipe = dataclasses.replace(dlm_recipe, steps=4)
+    unbroken = train_dlm(recipe, tmp_path / "unbroken").state_dict()
+    step = torch.optim.AdamW.step
+    calls = 0
+
+    def interrupted(self, *args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_dlm(recipe, tmp_path / "run")
+    resumed = train_dlm(recipe, tmp_path / "run").state_dict()
+    assert all(torch.equal(value, resumed[name]) for name, value in unbroken.items())
