@@ -125,10 +125,14 @@ def head_stats(
         checks.check_same(name, "hidden", hidden, "bias", bias)
     checks.check_temperature(name, temperature)
     banned = checks.check_columns(name, head.shape[0], valid_vocab, banned_ids)
-    _use_triton(name, impl, hidden, None)
-    stats, logits = reference.head_stats_reference(
-        hidden, head, bias, temperature=temperature, valid_vocab=valid_vocab, banned_ids=banned
-    )
+    if _use_triton(name, impl, hidden, (hidden,)):  # head and bias have its dtype
+        width = head.shape[0] if valid_vocab is None else valid_vocab
+        *statistics, logits = operators.head_stats(hidden, head, bias, temperature, width, banned)
+        stats = VocabStats(*statistics)
+    else:
+        stats, logits = reference.head_stats_reference(
+            hidden, head, bias, temperature=temperature, valid_vocab=valid_vocab, banned_ids=banned
+        )
     if check_finite:
         _raise_unusable_rows(stats)
     return stats, logits
