@@ -11,6 +11,7 @@ import torch
 
 from codila_kernels.configs import (
     combine_block,
+    combine_warps,
     expected_embedding_config,
     head_stats_config,
     next_power_of_two,
@@ -82,27 +83,33 @@ def _vocab_stats_builds(chip: str) -> Iterator[Build]:
                 (("HAS_BANNED", banned), ("BLOCK_V", config.block_v)),
                 (("num_warps", config.num_warps),),
             )
-        chunks = next_power_of_two(vocab_stats_config(width, torch.bfloat16, chip).chunks)
-        for arg_max in (False, True):
-            yield Build(
-                "vocab_stats",
-                "vocab_stats_combine",
-                f"{chunks} chunks{', T = 0' * arg_max}",
-                (
-                    ("state_ptr", "*fp32"),
-                    ("ids_ptr", "*i32"),
-                    ("lse_ptr", "*fp32"),
-                    ("entropy_ptr", "*fp32"),
-                    ("top1_id_ptr", "*i64"),
-                    ("top1_prob_ptr", "*fp32"),
-                    ("margin_ptr", "*fp32"),
-                    ("chunks", "i32"),
-                    ("inv_temperature", "fp32"),
-                    ("scale", "fp32"),
-                ),
-                (("ARG_MAX", arg_max), ("BLOCK_C", chunks)),
-                (("num_warps", 1),),
-            )
+        chunks = vocab_stats_config(width, torch.bfloat16, chip).chunks
+        yield _states_build(chunks, arg_max=True)
+        yield _states_build(chunks)
+
+
+def _states_build(chunks: int, arg_max: bool = False) -> Build:
+    """The kernel that merges the states of a row, whichever kernel wrote them."""
+    block_c = next_power_of_two(chunks)
+    return Build(
+        "vocab_stats",
+        "vocab_stats_combine",
+        f"{block_c} chunks{', T = 0' * arg_max}",
+        (
+            ("state_ptr", "*fp32"),
+            ("ids_ptr", "*i32"),
+            ("lse_ptr", "*fp32"),
+            ("entropy_ptr", "*fp32"),
+            ("top1_id_ptr", "*i64"),
+            ("top1_prob_ptr", "*fp32"),
+            ("margin_ptr", "*fp32"),
+            ("chunks", "i32"),
+            ("inv_temperature", "fp32"),
+            ("scale", "fp32"),
+        ),
+        (("ARG_MAX", arg_max), ("BLOCK_C", block_c)),
+        (("num_warps", combine_warps(chunks)),),
+    )
 
 
 def _expected_embedding_builds(chip: str) -> Iterator[Build]:
@@ -202,6 +209,7 @@ def _head_stats_builds(chip: str) -> Iterator[Build]:
                     (("num_warps", config.num_warps), ("num_stages", config.num_stages)),
                     on_tensor_cores=dtype != torch.float32,
                 )
+        yield _states_build(head_stats_config(vocabulary, hidden, torch.bfloat16, chip).chunks)
 
 
 _BUILDS = (_vocab_stats_builds, _expected_embedding_builds, _head_stats_builds)

@@ -110,10 +110,14 @@ def head_stats_config(
     if chip == "interpreter":
         block_v, block_h, num_warps, num_stages = 64, 64, 4, 1
     elif dtype not in _LOW_PRECISION:
-        block_v, block_h, num_warps, num_stages = 64, 32, 4, 2
+        # IEEE float32 products hold their operands in registers: at 4 warps of 32 threads they spill
+        block_v, block_h, num_warps, num_stages = 64, 32, 4 if chip == "gfx942" else 8, 2
     elif chip == "gfx942":
         block_v, block_h, num_warps, num_stages = 128, 64, 4, 2
     else:
+        # A program rereads the hidden rows beside its part of the head: R/128 of the head's bytes
+        # from cache. A slab of 64 is a line of 128 bytes per head row, and two programs fit a
+        # multiprocessor, so that the epilogue of one hides behind the loads of the other.
         block_v, block_h, num_warps, num_stages = 128, 64, 4, 3 if chip == "sm_80" else 4
     block_v = min(block_v, max(16, next_power_of_two(vocabulary)))
     block_h = min(block_h, max(16, next_power_of_two(hidden)))

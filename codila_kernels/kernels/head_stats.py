@@ -59,7 +59,7 @@ def _finish_tile(
         mask=(v < vocabulary)[:, None] & r_here[None, :],
     )
     z = tl.where(out_of_play[:, None], float("-inf"), stored.to(tl.float32))
-    m, l, t, second, top1 = chunk_state(z, v[:, None], inv_temperature, scale)
+    m, l, t, second, top1 = chunk_state(z, v[:, None], inv_temperature, scale)  # noqa: E741
     chunks = tl.num_programs(1)
     state = state_ptr + r * 4 * chunks + tl.program_id(1)
     tl.store(state, m, mask=r_here)

@@ -71,7 +71,7 @@ def _vocab_stats_split_kernel(
     if HAS_BANNED:
         z = tl.where(is_banned(banned_ptr, cols, in_range), float("-inf"), z)
 
-    m, l, t, second, top1 = chunk_state(z, cols, inv_temperature, scale)
+    m, l, t, second, top1 = chunk_state(z, cols, inv_temperature, scale)  # noqa: E741
     state = state_ptr + row * 4 * chunks + chunk
     tl.store(state, m)
     tl.store(state + chunks, l)
