@@ -84,11 +84,11 @@ def _vocab_stats_builds(chip: str) -> Iterator[Build]:
                 (("num_warps", config.num_warps),),
             )
         chunks = vocab_stats_config(width, torch.bfloat16, chip).chunks
-        yield _states_build(chunks, arg_max=True)
-        yield _states_build(chunks)
+        for arg_max in (False, True):
+            yield _states_build(chunks, arg_max)
 
 
-def _states_build(chunks: int, arg_max: bool = False) -> Build:
+def _states_build(chunks: int, arg_max: bool) -> Build:
     """The kernel that merges the states of a row, whichever kernel wrote them."""
     block_c = next_power_of_two(chunks)
     return Build(
@@ -209,7 +209,7 @@ def _head_stats_builds(chip: str) -> Iterator[Build]:
                     (("num_warps", config.num_warps), ("num_stages", config.num_stages)),
                     on_tensor_cores=dtype != torch.float32,
                 )
-        yield _states_build(head_stats_config(vocabulary, hidden, torch.bfloat16, chip).chunks)
+            yield _states_build(config.chunks, arg_max=False)
 
 
 _BUILDS = (_vocab_stats_builds, _expected_embedding_builds, _head_stats_builds)

@@ -110,7 +110,7 @@ def head_stats_config(
     if chip == "interpreter":
         block_v, block_h, num_warps, num_stages = 64, 64, 4, 1
     elif dtype not in _LOW_PRECISION:
-        # IEEE float32 products hold their operands in registers: at 4 warps of 32 threads they spill
+        # IEEE float32 products hold their operands in registers: with 4 warps of 32 they spill
         block_v, block_h, num_warps, num_stages = 64, 32, 4 if chip == "gfx942" else 8, 2
     elif chip == "gfx942":
         block_v, block_h, num_warps, num_stages = 128, 64, 4, 2
@@ -131,8 +131,8 @@ def head_stats_config(
 
 
 def combine_warps(chunks: int) -> int:
-    """Warps that merge `chunks` states of a row: at most 8 states a thread."""
-    return min(8, max(1, next_power_of_two(chunks) // 256))
+    """Warps that merge the states of a row: 8 states a thread, up to 4096 chunks."""
+    return min(16, max(1, next_power_of_two(chunks) // 256))
 
 
 def combine_block(embedding: int) -> int:
