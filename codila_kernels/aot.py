@@ -56,7 +56,10 @@ class Resources:
         return found
 
 
-_DIVISIBLE = ("embedding", "logits_stride", "table_stride", "chunk", "width")
+_DIVISIBLE = (
+    "embedding", "logits_stride", "table_stride", "chunk", "width",
+    "vocabulary", "hidden_size", "hidden_stride", "head_stride",
+)  # fmt: skip
 
 
 def compile_build(build: Build, chip: str) -> Resources:

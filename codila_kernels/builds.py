@@ -11,7 +11,9 @@ import torch
 
 from codila_kernels.configs import (
     combine_block,
+    combine_warps,
     expected_embedding_config,
+    head_stats_config,
     next_power_of_two,
     vocab_stats_config,
 )
@@ -19,6 +21,9 @@ from codila_kernels.configs import (
 # (usable columns, embedding width): Dream with Qwen3-0.6B, a 262k vocabulary with a narrow table,
 # and a toy pair. The sizes pick the configs; the code does not contain them.
 SIZES = ((151_936, 1024), (262_144, 640), (1_088, 192))
+
+# (vocabulary, hidden width) of the heads: Dream, DiffusionGemma, a toy.
+HEAD_SIZES = ((152_064, 3584), (262_144, 2816), (1_088, 192))
 
 _TYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -78,27 +83,33 @@ def _vocab_stats_builds(chip: str) -> Iterator[Build]:
                 (("HAS_BANNED", banned), ("BLOCK_V", config.block_v)),
                 (("num_warps", config.num_warps),),
             )
-        chunks = next_power_of_two(vocab_stats_config(width, torch.bfloat16, chip).chunks)
+        chunks = vocab_stats_config(width, torch.bfloat16, chip).chunks
         for arg_max in (False, True):
-            yield Build(
-                "vocab_stats",
-                "vocab_stats_combine",
-                f"{chunks} chunks{', T = 0' * arg_max}",
-                (
-                    ("state_ptr", "*fp32"),
-                    ("ids_ptr", "*i32"),
-                    ("lse_ptr", "*fp32"),
-                    ("entropy_ptr", "*fp32"),
-                    ("top1_id_ptr", "*i64"),
-                    ("top1_prob_ptr", "*fp32"),
-                    ("margin_ptr", "*fp32"),
-                    ("chunks", "i32"),
-                    ("inv_temperature", "fp32"),
-                    ("scale", "fp32"),
-                ),
-                (("ARG_MAX", arg_max), ("BLOCK_C", chunks)),
-                (("num_warps", 1),),
-            )
+            yield _states_build(chunks, arg_max)
+
+
+def _states_build(chunks: int, arg_max: bool) -> Build:
+    """The kernel that merges the states of a row, whichever kernel wrote them."""
+    block_c = next_power_of_two(chunks)
+    return Build(
+        "vocab_stats",
+        "vocab_stats_combine",
+        f"{block_c} chunks{', T = 0' * arg_max}",
+        (
+            ("state_ptr", "*fp32"),
+            ("ids_ptr", "*i32"),
+            ("lse_ptr", "*fp32"),
+            ("entropy_ptr", "*fp32"),
+            ("top1_id_ptr", "*i64"),
+            ("top1_prob_ptr", "*fp32"),
+            ("margin_ptr", "*fp32"),
+            ("chunks", "i32"),
+            ("inv_temperature", "fp32"),
+            ("scale", "fp32"),
+        ),
+        (("ARG_MAX", arg_max), ("BLOCK_C", block_c)),
+        (("num_warps", combine_warps(chunks)),),
+    )
 
 
 def _expected_embedding_builds(chip: str) -> Iterator[Build]:
@@ -159,4 +170,46 @@ def _expected_embedding_builds(chip: str) -> Iterator[Build]:
             )
 
 
-_BUILDS = (_vocab_stats_builds, _expected_embedding_builds)
+def _head_stats_builds(chip: str) -> Iterator[Build]:
+    for vocabulary, hidden in HEAD_SIZES:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            config = head_stats_config(vocabulary, hidden, dtype, chip)
+            name = _TYPE_NAMES[dtype]
+            for options, tiles in ((False, 1), (True, 3), (True, 5)):
+                label = ", bias, banned" * options
+                yield Build(
+                    "head_stats",
+                    "head_stats_split",
+                    f"{name} head, {config.block_v}x{config.block_h}, {16 * tiles} rows{label}",
+                    (
+                        ("hidden_ptr", f"*{name}"),
+                        ("head_ptr", f"*{name}"),
+                        ("bias_ptr", f"*{name}"),
+                        ("banned_ptr", "*i32"),
+                        ("logits_ptr", f"*{name}"),
+                        ("state_ptr", "*fp32"),
+                        ("ids_ptr", "*i32"),
+                        ("rows", "i32"),
+                        ("vocabulary", "i32"),
+                        ("width", "i32"),
+                        ("hidden_size", "i32"),
+                        ("hidden_stride", "i32"),
+                        ("head_stride", "i32"),
+                        ("inv_temperature", "fp32"),
+                        ("scale", "fp32"),
+                    ),
+                    (
+                        ("HAS_BIAS", options),
+                        ("HAS_BANNED", options),
+                        ("DOT_IN_FP32", False),
+                        ("TILES", tiles),
+                        ("BLOCK_V", config.block_v),
+                        ("BLOCK_H", config.block_h),
+                    ),
+                    (("num_warps", config.num_warps), ("num_stages", config.num_stages)),
+                    on_tensor_cores=dtype != torch.float32,
+                )
+            yield _states_build(config.chunks, arg_max=False)
+
+
+_BUILDS = (_vocab_stats_builds, _expected_embedding_builds, _head_stats_builds)

@@ -50,6 +50,17 @@ class ExpectedEmbeddingConfig:
     num_stages: int
 
 
+@dataclass(frozen=True)
+class HeadStatsConfig:
+    """One program owns `block_v` rows of the head, and walks H in slabs of `block_h`."""
+
+    block_v: int
+    block_h: int
+    chunks: int
+    num_warps: int
+    num_stages: int
+
+
 def vocab_stats_config(width: int, dtype: torch.dtype, chip: str) -> VocabStatsConfig:
     """Config for `width` usable columns of logits in `dtype`."""
     largest = 256 if chip == "interpreter" else 4096
@@ -90,6 +101,38 @@ def expected_embedding_config(
         num_warps=num_warps,
         num_stages=num_stages,
     )
+
+
+def head_stats_config(
+    vocabulary: int, hidden: int, dtype: torch.dtype, chip: str
+) -> HeadStatsConfig:
+    """Config for a head [`vocabulary`, `hidden`] in `dtype`."""
+    if chip == "interpreter":
+        block_v, block_h, num_warps, num_stages = 64, 64, 4, 1
+    elif dtype not in _LOW_PRECISION:
+        # IEEE float32 products hold their operands in registers: with 4 warps of 32 they spill
+        block_v, block_h, num_warps, num_stages = 64, 32, 4 if chip == "gfx942" else 8, 2
+    elif chip == "gfx942":
+        block_v, block_h, num_warps, num_stages = 128, 64, 4, 2
+    else:
+        # A program rereads the hidden rows beside its part of the head: R/128 of the head's bytes
+        # from cache. A slab of 64 is a line of 128 bytes per head row, and two programs fit a
+        # multiprocessor, so that the epilogue of one hides behind the loads of the other.
+        block_v, block_h, num_warps, num_stages = 128, 64, 4, 3 if chip == "sm_80" else 4
+    block_v = min(block_v, max(16, next_power_of_two(vocabulary)))
+    block_h = min(block_h, max(16, next_power_of_two(hidden)))
+    return HeadStatsConfig(
+        block_v=block_v,
+        block_h=block_h,
+        chunks=ceil_div(vocabulary, block_v),
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+
+
+def combine_warps(chunks: int) -> int:
+    """Warps that merge the states of a row: 8 states a thread, up to 4096 chunks."""
+    return min(16, max(1, next_power_of_two(chunks) // 256))
 
 
 def combine_block(embedding: int) -> int:

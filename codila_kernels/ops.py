@@ -96,14 +96,18 @@ def head_stats(
 ) -> tuple[VocabStats, Tensor]:
     """A language-model head on candidate rows, and the statistics of the logits as stored.
 
+    ``logits = hidden @ head.T + bias``, summed in float32 (float64 for float64) and rounded to
+    hidden's dtype; the statistics are those of the rounded values.
+
     Args:
-        hidden: [R, H] hidden states.
+        hidden: [R, H] hidden states, any float dtype.
         head: [V, H] weight of the head, dtype of `hidden`.
-        bias: [V] or None.
+        bias: [V], dtype of `hidden`, or None.
         temperature, valid_vocab, banned_ids, check_finite: as in `vocab_stats`.
 
     Returns:
-        `VocabStats`, and the logits [R, V] in hidden's dtype, no column masked.
+        `VocabStats`, and the logits [R, V] in hidden's dtype, no column masked. The logits are
+        differentiable with respect to `hidden`, `head` and `bias`, the statistics are not.
 
     Raises:
         TypeError, ValueError: arguments that do not fit.
@@ -116,6 +120,8 @@ def head_stats(
             f"{name}: hidden is {list(hidden.shape)} and head is {list(head.shape)}; the second "
             "sizes must agree (head is [V, H], as in torch.nn.Linear.weight)"
         )
+    if head.shape[0] == 0:
+        raise ValueError(f"{name}: head is {list(head.shape)}, expected at least one row")
     checks.check_same(name, "hidden", hidden, "head", head)
     if bias is not None:
         if bias.shape != (head.shape[0],):
@@ -125,10 +131,14 @@ def head_stats(
         checks.check_same(name, "hidden", hidden, "bias", bias)
     checks.check_temperature(name, temperature)
     banned = checks.check_columns(name, head.shape[0], valid_vocab, banned_ids)
-    _use_triton(name, impl, hidden, None)
-    stats, logits = reference.head_stats_reference(
-        hidden, head, bias, temperature=temperature, valid_vocab=valid_vocab, banned_ids=banned
-    )
+    if _use_triton(name, impl, hidden, (hidden,)):  # head and bias have its dtype
+        width = head.shape[0] if valid_vocab is None else valid_vocab
+        *statistics, logits = operators.head_stats(hidden, head, bias, temperature, width, banned)
+        stats = VocabStats(*statistics)
+    else:
+        stats, logits = reference.head_stats_reference(
+            hidden, head, bias, temperature=temperature, valid_vocab=valid_vocab, banned_ids=banned
+        )
     if check_finite:
         _raise_unusable_rows(stats)
     return stats, logits

@@ -17,7 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from codila_kernels.configs import VocabStatsConfig, chip_of, next_power_of_two, vocab_stats_config
+from codila_kernels.configs import (
+    VocabStatsConfig,
+    chip_of,
+    combine_warps,
+    next_power_of_two,
+    vocab_stats_config,
+)
 from codila_kernels.kernels.online_softmax import (
     LOG2_E,
     banned_bits,
@@ -27,6 +33,19 @@ from codila_kernels.kernels.online_softmax import (
 )
 
 NO_ID = tl.constexpr(2**31 - 1)  # larger than any id, so that a minimum of ids ignores it
+
+
+@triton.jit
+def chunk_state(z, cols, inv_temperature, scale):
+    """(m, l, t, second, arg-max) over the first axis of logits z, whose ids are `cols`."""
+    m = tl.max(z, axis=0)
+    top1 = tl.min(tl.where(z == m, cols, NO_ID), axis=0)
+    second = tl.max(tl.where(cols == top1, float("-inf"), z), axis=0)
+    x = z - finite_shift(m)
+    e = tl.exp2(x * scale)
+    l = tl.sum(e, axis=0)  # noqa: E741
+    t = tl.sum(shifted_product(x * inv_temperature, e), axis=0)
+    return m, l, t, second, top1
 
 
 @triton.jit
@@ -52,15 +71,11 @@ def _vocab_stats_split_kernel(
     if HAS_BANNED:
         z = tl.where(is_banned(banned_ptr, cols, in_range), float("-inf"), z)
 
-    m = tl.max(z, axis=0)
-    top1 = tl.min(tl.where(z == m, cols, NO_ID), axis=0)
-    second = tl.max(tl.where(cols == top1, float("-inf"), z), axis=0)
-    x = z - finite_shift(m)
-    e = tl.exp2(x * scale)
+    m, l, t, second, top1 = chunk_state(z, cols, inv_temperature, scale)  # noqa: E741
     state = state_ptr + row * 4 * chunks + chunk
     tl.store(state, m)
-    tl.store(state + chunks, tl.sum(e, axis=0))
-    tl.store(state + 2 * chunks, tl.sum(shifted_product(x * inv_temperature, e), axis=0))
+    tl.store(state + chunks, l)
+    tl.store(state + 2 * chunks, t)
     tl.store(state + 3 * chunks, second)
     tl.store(ids_ptr + row * chunks + chunk, top1)
 
@@ -130,47 +145,58 @@ def vocab_stats_triton(
     """Launch both kernels on logits [R, >= width] whose last stride is 1."""
     config = config or vocab_stats_config(width, logits.dtype, chip_of(logits.device))
     rows, device, chunks = logits.shape[0], logits.device, config.chunks
-    lse, entropy, top1_prob, margin = (
-        torch.empty(rows, dtype=torch.float32, device=device) for _ in range(4)
-    )
-    top1_id = torch.empty(rows, dtype=torch.int64, device=device)
-    outputs = (lse, entropy, top1_id, top1_prob, margin)
-    if rows == 0:
-        return outputs
     state = torch.empty((rows, 4, chunks), dtype=torch.float32, device=device)
     ids = torch.empty((rows, chunks), dtype=torch.int32, device=device)
-    arg_max = temperature == 0
-    inv_temperature = 1.0 if arg_max else 1.0 / temperature
-    scale = LOG2_E * inv_temperature
-    _vocab_stats_split_kernel[(rows, chunks)](
-        logits_ptr=logits,
-        banned_ptr=banned_bits(banned_ids, width, device) if banned_ids else ids,
-        state_ptr=state,
-        ids_ptr=ids,
-        width=width,
-        chunks=chunks,
-        logits_stride=logits.stride(0),
-        inv_temperature=inv_temperature,
-        scale=scale,
-        HAS_BANNED=bool(banned_ids),
-        BLOCK_V=config.block_v,
-        num_warps=config.num_warps,
-        enable_fp_fusion=False,
+    if rows:
+        inv_temperature = inverse_temperature(temperature)
+        _vocab_stats_split_kernel[(rows, chunks)](
+            logits_ptr=logits,
+            banned_ptr=banned_bits(banned_ids, width, device) if banned_ids else ids,
+            state_ptr=state,
+            ids_ptr=ids,
+            width=width,
+            chunks=chunks,
+            logits_stride=logits.stride(0),
+            inv_temperature=inv_temperature,
+            scale=LOG2_E * inv_temperature,
+            HAS_BANNED=bool(banned_ids),
+            BLOCK_V=config.block_v,
+            num_warps=config.num_warps,
+            enable_fp_fusion=False,
+        )
+    return combine_chunks(state, ids, temperature)
+
+
+def combine_chunks(
+    state: Tensor, ids: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Merge the states [R, 4, chunks] and arg-maxima [R, chunks] of chunks in ascending order."""
+    rows, chunks = ids.shape
+    lse, entropy, top1_prob, margin = (
+        torch.empty(rows, dtype=torch.float32, device=ids.device) for _ in range(4)
     )
-    _vocab_stats_combine_kernel[(rows,)](
-        state_ptr=state,
-        ids_ptr=ids,
-        lse_ptr=lse,
-        entropy_ptr=entropy,
-        top1_id_ptr=top1_id,
-        top1_prob_ptr=top1_prob,
-        margin_ptr=margin,
-        chunks=chunks,
-        inv_temperature=inv_temperature,
-        scale=scale,
-        ARG_MAX=arg_max,
-        BLOCK_C=next_power_of_two(chunks),
-        num_warps=1,
-        enable_fp_fusion=False,
-    )
-    return outputs
+    top1_id = torch.empty(rows, dtype=torch.int64, device=ids.device)
+    if rows:
+        inv_temperature = inverse_temperature(temperature)
+        _vocab_stats_combine_kernel[(rows,)](
+            state_ptr=state,
+            ids_ptr=ids,
+            lse_ptr=lse,
+            entropy_ptr=entropy,
+            top1_id_ptr=top1_id,
+            top1_prob_ptr=top1_prob,
+            margin_ptr=margin,
+            chunks=chunks,
+            inv_temperature=inv_temperature,
+            scale=LOG2_E * inv_temperature,
+            ARG_MAX=temperature == 0,
+            BLOCK_C=next_power_of_two(chunks),
+            num_warps=combine_warps(chunks),
+            enable_fp_fusion=False,
+        )
+    return lse, entropy, top1_id, top1_prob, margin
+
+
+def inverse_temperature(temperature: float) -> float:
+    """1/T; 1 where T = 0, whose arg-max no scale changes."""
+    return 1.0 / temperature if temperature else 1.0

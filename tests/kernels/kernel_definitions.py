@@ -105,6 +105,22 @@ class Budget:
         )
 
 
+def head_logits(hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x W^T + b`` in float64, before it is rounded to the dtype of the logits."""
+    exact = hidden.double() @ head.double().mT
+    return exact if bias is None else exact + bias.double()
+
+
+def head_logits_budget(hidden: Tensor, head: Tensor, bias: Tensor | None, cast: float) -> Tensor:
+    """Bound [R, V] on the error of a stored logit, `cast` as in `expected_embedding_budget`.
+
+    A product has one rounding, a sum of H terms and a bias in any order at most H more, each
+    relative to the sum of magnitudes; then the result is rounded to its dtype.
+    """
+    size = head_logits(hidden.abs(), head.abs(), None if bias is None else bias.abs())
+    return size * ((hidden.shape[1] + 1) * U * (1 + cast) + cast)
+
+
 def expected_embedding(rows: Sequence[Row | None], table: Tensor) -> Tensor:
     """``sum_v p_v E_v`` of each row in float64, NaN where there is no distribution."""
     out = torch.full((len(rows), table.shape[1]), math.nan, dtype=torch.float64)

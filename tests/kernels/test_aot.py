@@ -31,6 +31,7 @@ def test_compiles_within_the_chip(chip):
         "vocab_stats_combine",
         "expected_embedding_split",
         "expected_embedding_combine",
+        "head_stats_split",
     }
     for build in builds:
         resources = aot.compile_build(build, chip)

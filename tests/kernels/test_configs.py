@@ -14,11 +14,13 @@ WIDTHS = (1, 15, 128, 1_088, 4_097, 151_936, 152_064, 262_144)
 
 
 @pytest.mark.parametrize(
-    "function", [configs.vocab_stats_config, configs.expected_embedding_config]
+    "function",
+    [configs.vocab_stats_config, configs.expected_embedding_config, configs.head_stats_config],
 )
 def test_configs_know_nothing_of_the_rows(function):
     """The tree that adds a row's terms may not depend on its batch."""
-    assert set(inspect.signature(function).parameters) <= {"width", "embedding", "dtype", "chip"}
+    sizes = {"width", "embedding", "vocabulary", "hidden"}
+    assert set(inspect.signature(function).parameters) <= sizes | {"dtype", "chip"}
 
 
 @pytest.mark.parametrize("chip", [*configs.CHIPS, "interpreter"])
@@ -35,6 +37,13 @@ def test_chunks_cover_the_vocabulary_and_none_is_empty(width, dtype, chip):
         for size in (soft.block_r, soft.block_v, soft.block_d, stats.block_v):
             assert size & (size - 1) == 0
         assert configs.expected_embedding_config(width, embedding, dtype, chip) == soft
+    for hidden in (1, 192, 2816, 3584, 8192):
+        head = configs.head_stats_config(width, hidden, dtype, chip)
+        assert head.block_v * (head.chunks - 1) < width <= head.block_v * head.chunks
+        for size in (head.block_v, head.block_h):
+            assert size >= 16 and size & (size - 1) == 0
+        states = configs.next_power_of_two(head.chunks)
+        assert states <= 8 * 32 * configs.combine_warps(head.chunks)
 
 
 @pytest.mark.parametrize("chip", configs.CHIPS)

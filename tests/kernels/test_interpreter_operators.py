@@ -43,6 +43,10 @@ def operator_samples(generator):
     rows = torch.tensor([1, 0])
     top1 = logits[:, :36].argmax(-1)
     both = (logits.clone().requires_grad_(), table.clone().requires_grad_())
+    hidden, head, bias = (
+        torch.randn(*shape, generator=generator).requires_grad_()
+        for shape in ((3, 8), (40, 8), (40,))
+    )
     operators = torch.ops.codila_kernels
     return [
         (operators.vocab_stats, (logits, 1.0, 40, [])),
@@ -50,10 +54,12 @@ def operator_samples(generator):
         (operators.expected_embedding, (logits, table, None, None, 1.0, 36, [])),
         (operators.expected_embedding, (logits, table, rows, top1, 0.5, 36, [1])),
         (operators.expected_embedding, (*both, rows, None, 0.5, 30, [])),
+        (operators.head_stats, (hidden.detach(), head.detach(), None, 0.0, 40, [])),
+        (operators.head_stats, (hidden, head, bias, 0.5, 36, [1])),
     ]
 
 
-@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("index", range(7))
 def test_operator_contracts(index, generator, monkeypatch):
     monkeypatch.undo()  # opcheck compares outputs of repeated calls, and traces torch.empty
     ck.vocab_stats  # noqa: B018  (registers the operators)
@@ -65,15 +71,22 @@ def test_compiles_without_a_graph_break(generator, monkeypatch):
     monkeypatch.undo()
     logits = torch.randn(3, 40, generator=generator)
     table = torch.randn(36, 8, generator=generator)
+    hidden, head = torch.randn(2, 8, generator=generator), torch.randn(40, 8, generator=generator)
 
-    def step(z, e):
+    def step(z, e, x):
         stats = ck.vocab_stats(z, valid_vocab=36, banned_ids=(1,), impl="triton")
+        of_head, logits = ck.head_stats(x, head, valid_vocab=36, impl="triton")
         soft = ck.expected_embedding(
             z, e, stats=stats, valid_vocab=36, banned_ids=(1,), impl="triton"
         )
-        return stats.entropy * 2, soft + 1
+        return stats.entropy * 2, soft + 1, of_head.entropy * 2, logits + 1
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    for got, want in zip(compiled(logits, table), step(logits, table), strict=True):
+    arguments = (logits, table, hidden)
+    for got, want in zip(compiled(*arguments), step(*arguments), strict=True):
         assert torch.equal(got, want)
-    compiled(torch.randn(5, 40, generator=generator), table)  # another number of rows
+    more = [torch.cat((tensor, tensor)) for tensor in (logits, hidden)]  # another number of rows
+    for got, want in zip(
+        compiled(more[0], table, more[1]), step(more[0], table, more[1]), strict=True
+    ):
+        assert torch.equal(got, want)
