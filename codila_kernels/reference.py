@@ -223,15 +223,17 @@ def head_stats_reference(
 ) -> tuple[VocabStats, Tensor]:
     """``logits = hidden @ head.T + bias`` in the model's dtype, and the statistics of them.
 
-    A CPU multiplies low-precision matrices at a few percent of its float32 speed, so there the
-    head is upcast piece by piece, and only the result is rounded to the model's dtype. The logits come back as stored (no column is masked), and the statistics are those of the
-    stored, rounded values, so that whoever reads the logits later agrees with them.
+    A CPU multiplies low-precision matrices at a few percent of its float32 speed, so there the head
+    is upcast piece by piece, and only the result is rounded to the model's dtype. The logits come
+    back as stored (no column is masked), and the statistics are those of the stored, rounded
+    values, so that whoever reads the logits later agrees with them.
     """
     low = hidden.dtype in (torch.float16, torch.bfloat16)
-    if low and hidden.device.type == "cpu" and not _needs_gradient(hidden, head):
+    inputs = (hidden, head) if bias is None else (hidden, head, bias)
+    if low and hidden.device.type == "cpu" and not _needs_gradient(*inputs):
         h, b = hidden.float(), None if bias is None else bias.float()
         logits = hidden.new_empty(hidden.shape[0], head.shape[0])
-        parts = _pieces(*head.shape[:1], head.device, head.shape[1])
+        parts = _pieces(head.shape[0], head.device, head.shape[1])
         for part, weight in zip(parts, _upcasts(head, h.dtype, False), strict=True):
             logits[:, part] = F.linear(h, weight, None if b is None else b[part])
     else:
