@@ -15,6 +15,11 @@ Conventions shared by all ops
 * **Subtract, then scale.** With m the row's maximum, every exponent is ``(z - m) / T``. Scaling
   first rounds ``z / T`` to a spacing that grows with the offset of the logits.
 
+The vocabulary is walked in pieces on the CPU: the sums of a row are plain sums over its pieces once
+the row's maximum is known, what a pass holds stays in the cache, and a low-precision table is
+upcast a piece at a time. Ops that rank whole rows walk groups of rows instead. A device with fast
+memory and slow launches takes everything as one piece.
+
 Nothing here waits for the host and no shape depends on data, so a CUDA graph can hold any of it.
 Arguments are checked in `codila_kernels.ops`; these functions trust them.
 """
@@ -22,7 +27,7 @@ Arguments are checked in `codila_kernels.ops`; these functions trust them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,8 +50,15 @@ _WEIGHT_SCALE = 2.0**40
 # Entries of the first, short list in which the CPU path looks for a nucleus.
 _SHORT_LIST = 64
 
-# How many table rows the float32 product of a low-precision table upcasts at a time.
-_TABLE_CHUNK = 16384
+# Columns per piece of the vocabulary on the CPU: 80 float32 rows of them are 5 MiB, which a cache
+# holds, and products this long lose nothing to their ends.
+_PIECE = 16384
+
+# Elements of a table or head that are upcast at a time: 64 MiB of float32, a piece of Qwen3-0.6B's.
+_UPCAST = 2**24
+
+# Rows that the CPU ranks at a time; whole rows in int64, several of them at once, are what costs.
+_ROW_GROUP = 8
 
 
 class VocabStats(NamedTuple):
@@ -98,6 +110,70 @@ def usable_logits(
     return z.index_fill(-1, _index_tensor(banned, z.device), NEG_INF) if banned else z
 
 
+def _pieces(width: int, device: torch.device, depth: int = 1) -> Iterator[slice]:
+    """Columns 0 .. `width` in pieces; those that multiply a table `depth` wide suit its upcast."""
+    size = max(1, min(_PIECE, _UPCAST // depth)) if device.type == "cpu" else width
+    for start in range(0, width, size):
+        yield slice(start, min(start + size, width))
+
+
+def _usable_pieces(
+    logits: Tensor,
+    valid_vocab: int | None,
+    banned_ids: Sequence[int] | None,
+    rows: Tensor | None = None,
+    depth: int = 1,
+) -> Iterator[tuple[slice, Tensor]]:
+    """`usable_logits` of the chosen rows, piece by piece, with the columns of each."""
+    width = logits.shape[-1] if valid_vocab is None else min(valid_vocab, logits.shape[-1])
+    for columns in _pieces(width, logits.device, depth):
+        part = logits[:, columns]
+        part = part if rows is None else part.index_select(0, rows)
+        banned = [i - columns.start for i in banned_ids or () if i >= columns.start]
+        yield columns, usable_logits(part, None, banned)
+
+
+def _row_groups(logits: Tensor) -> list[slice]:
+    """Groups of rows for what ranks whole rows: one group but on the CPU, where memory is slow."""
+    count = logits.shape[0]
+    if logits.device.type != "cpu" or torch.compiler.is_compiling() or count <= _ROW_GROUP:
+        return [slice(0, count)]
+    return [slice(start, start + _ROW_GROUP) for start in range(0, count, _ROW_GROUP)]
+
+
+def _row_maximum(pieces: Iterator[tuple[slice, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Maximum of each row, NaN where it holds one, and the lowest id that attains it."""
+    _, z = next(pieces)
+    m, top1 = z.max(dim=-1)  # first index among equals, also on CUDA
+    for columns, z in pieces:
+        top, at = z.max(dim=-1)
+        top1 = torch.where(top > m, at + columns.start, top1)
+        m = torch.maximum(m, top)
+    return m, top1
+
+
+def _upcasts(table: Tensor, dtype: torch.dtype, differentiable: bool) -> Iterator[Tensor]:
+    """The pieces of a table's rows in `dtype`.
+
+    Without gradients all share one buffer: fresh memory for each costs more than the conversion.
+    """
+    count, depth = table.shape
+    scratch: Tensor | None = None
+    for part in _pieces(count, table.device, depth):
+        piece = table[part]
+        if piece.dtype == dtype:
+            yield piece
+        elif differentiable:
+            yield piece.to(dtype)
+        else:
+            scratch = torch.empty_like(piece, dtype=dtype) if scratch is None else scratch
+            yield scratch[: len(piece)].copy_(piece)
+
+
+def _needs_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
 def vocab_stats_reference(
     logits: Tensor,
     *,
@@ -110,19 +186,23 @@ def vocab_stats_reference(
     ``lse = m/T + log l``, ``entropy = log l - t/l``, ``top1_prob = 1/l``. The entropy never meets
     `lse`, so the offset of the logits does not enter its rounding.
     """
-    z = usable_logits(logits, valid_vocab, banned_ids)
-    m, top1 = z.max(dim=-1)  # first index among equals, also on CUDA
+    m, top1 = _row_maximum(_usable_pieces(logits, valid_vocab, banned_ids))
     usable = m.isfinite()
     top1_id = top1.masked_fill(~usable, -1)
     if temperature == 0:
         one = torch.ones_like(m).masked_fill_(~usable, NAN)
         return VocabStats(m * one, one - 1, top1_id, one, one.clone())
-    d = (z - m.unsqueeze(-1)).div_(temperature)
-    e = d.exp()
-    total = e.sum(-1)
-    t = d.clamp_min_(_EXPONENT_FLOOR).mul_(e).sum(-1)
+    total, t, runner_up = (torch.zeros_like(m) for _ in range(3))
+    for columns, z in _usable_pieces(logits, valid_vocab, banned_ids):
+        d = (z - m.unsqueeze(-1)).div_(temperature)
+        e = d.exp()
+        total = total + e.sum(-1)
+        t = t + d.clamp_min_(_EXPONENT_FLOOR).mul_(e).sum(-1)
+        place = (top1 - columns.start).unsqueeze(-1)  # of the arg-max, where this piece holds it
+        inside = place.clamp(0, e.shape[-1] - 1)
+        e.scatter_(-1, inside, e.gather(-1, inside).masked_fill_(inside == place, 0.0))
+        runner_up = torch.maximum(runner_up, e.amax(-1))
     log_total = total.log()
-    runner_up = e.scatter_(-1, top1.unsqueeze(-1), 0.0).amax(-1)
     return VocabStats(
         lse=m / temperature + log_total,
         entropy=(log_total - t / total).clamp_min_(0.0),
@@ -143,10 +223,21 @@ def head_stats_reference(
 ) -> tuple[VocabStats, Tensor]:
     """``logits = hidden @ head.T + bias`` in the model's dtype, and the statistics of them.
 
-    The logits come back as stored (no column is masked), and the statistics are those of the
-    stored, rounded values, so that whoever reads the logits later agrees with them.
+    A CPU multiplies low-precision matrices at a few percent of its float32 speed, so there the head
+    is upcast piece by piece, and only the result is rounded to the model's dtype. The logits come
+    back as stored (no column is masked), and the statistics are those of the stored, rounded
+    values, so that whoever reads the logits later agrees with them.
     """
-    logits = F.linear(hidden, head, bias)
+    low = hidden.dtype in (torch.float16, torch.bfloat16)
+    inputs = (hidden, head) if bias is None else (hidden, head, bias)
+    if low and hidden.device.type == "cpu" and not _needs_gradient(*inputs):
+        h, b = hidden.float(), None if bias is None else bias.float()
+        logits = hidden.new_empty(hidden.shape[0], head.shape[0])
+        parts = _pieces(head.shape[0], head.device, head.shape[1])
+        for part, weight in zip(parts, _upcasts(head, h.dtype, False), strict=True):
+            logits[:, part] = F.linear(h, weight, None if b is None else b[part])
+    else:
+        logits = F.linear(hidden, head, bias)
     stats = vocab_stats_reference(
         logits.detach(), temperature=temperature, valid_vocab=valid_vocab, banned_ids=banned_ids
     )
@@ -173,19 +264,6 @@ def largest_ids(z: Tensor, k: int) -> Tensor:
     return torch.searchsorted(position, nth).clamp_max_(z.shape[-1] - 1)
 
 
-def _product_fp32(p: Tensor, table: Tensor) -> Tensor:
-    """``p @ table`` in p's precision, upcasting a low-precision table piece by piece."""
-    if table.dtype == p.dtype:
-        return p @ table
-    pieces = zip(p.split(_TABLE_CHUNK, dim=-1), table.split(_TABLE_CHUNK), strict=True)
-    acc: Tensor | None = None
-    for p_piece, table_piece in pieces:
-        term = p_piece @ table_piece.to(p.dtype)
-        acc = term if acc is None else acc + term
-    assert acc is not None
-    return acc
-
-
 def expected_embedding_reference(
     logits: Tensor,
     table: Tensor,
@@ -202,42 +280,53 @@ def expected_embedding_reference(
     With `top_k` the softmax runs over the k largest logits only; ``top_k = 1`` and ``T = 0`` are
     the hard token ``E[argmax z]``. `stats` (of all rows of `logits`) gives the arg-max, and with
     it the shift; the normaliser is summed again, together with the product, so that stale
-    statistics cost accuracy at worst, never a wrong total.
+    statistics cost accuracy or give NaN at worst, never a wrong total.
 
     Differentiable with respect to `table`, and to `logits` if they require it.
     """
-    if rows is not None:
-        logits = logits.index_select(0, rows)
-    z = usable_logits(logits, valid_vocab, banned_ids)
     hint = None
     if stats is not None:
         hint = stats.top1_id if rows is None else stats.top1_id.index_select(0, rows)
+    width = logits.shape[-1] if valid_vocab is None else min(valid_vocab, logits.shape[-1])
 
+    if top_k is not None and 1 < top_k < width and temperature != 0:
+        logits = logits if rows is None else logits.index_select(0, rows)
+        soft = [
+            _top_k_embedding(
+                usable_logits(logits[group], valid_vocab, banned_ids), table, top_k, temperature
+            )
+            for group in _row_groups(logits)
+        ]
+        return torch.cat(soft)
+
+    if hint is None:
+        m, ids = _row_maximum(_usable_pieces(logits.detach(), valid_vocab, banned_ids, rows))
+        unusable = ~m.isfinite()
+    else:
+        ids, unusable = hint.clamp_min(0), hint < 0
     if top_k == 1 or temperature == 0:
-        if hint is None:
-            m, ids = z.detach().max(dim=-1)
-            unusable = ~m.isfinite()
-        else:
-            ids, unusable = hint.clamp_min(0), hint < 0
         return F.embedding(ids, table).masked_fill(unusable.unsqueeze(-1), NAN)
+    if hint is not None:
+        at = (torch.arange(len(ids), device=ids.device) if rows is None else rows, ids)
+        m = logits.detach()[at].to(torch.promote_types(logits.dtype, torch.float32))
 
-    if top_k is not None and top_k < z.shape[-1]:
-        whole = z
-        ids = largest_ids(z.detach(), top_k)
-        z = whole.gather(-1, ids)
-        m = whole.detach().amax(-1, keepdim=True)  # NaN or -inf also where z misses it
-        p = torch.softmax((z - m) / temperature, dim=-1)
-        picked = F.embedding(ids, table).to(p.dtype)
-        return (p.unsqueeze(-2) @ picked).squeeze(-2).to(table.dtype)
+    parts = _usable_pieces(logits, valid_vocab, banned_ids, rows, depth=table.shape[1])
+    upcasts = _upcasts(table[:width], m.dtype, _needs_gradient(logits, table))
+    total, soft_sum = m.new_zeros(()), m.new_zeros(())
+    for (_, z), rows_of_table in zip(parts, upcasts, strict=True):
+        e = (z - m.unsqueeze(-1)).div_(temperature).exp_()
+        total = total + e.sum(-1, keepdim=True)
+        soft_sum = soft_sum + e @ rows_of_table
+    return (soft_sum / total).to(table.dtype)
 
-    if temperature != 1.0:
-        if hint is None:
-            m = z.detach().amax(-1, keepdim=True)
-        else:
-            m = z.detach().gather(-1, hint.clamp_min(0).unsqueeze(-1))
-        z = (z - m) / temperature
-    p = torch.softmax(z, dim=-1)  # subtracts the maximum itself
-    return _product_fp32(p, table[: z.shape[-1]]).to(table.dtype)
+
+def _top_k_embedding(z: Tensor, table: Tensor, top_k: int, temperature: float) -> Tensor:
+    """``softmax`` over the `top_k` largest logits of each row, times their rows of the table."""
+    ids = largest_ids(z.detach(), top_k)
+    m = z.detach().amax(-1, keepdim=True)  # NaN or -inf also where the ids miss it
+    p = torch.softmax((z.gather(-1, ids) - m) / temperature, dim=-1)
+    picked = F.embedding(ids, table).to(p.dtype)
+    return (p.unsqueeze(-2) @ picked).squeeze(-2).to(table.dtype)
 
 
 def block_entropy_reference(
@@ -364,6 +453,23 @@ def sample_tokens_reference(
     ``u * (total kept)``. Weights are integers (units of 2^-40 of the row's maximum), so sums are
     exact and a row's token depends on its own logits, seed and counter only.
     """
+    groups = _row_groups(logits)
+    if len(groups) > 1:
+        drawn = [
+            sample_tokens_reference(
+                logits[group],
+                seeds[group],
+                counters[group],
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                valid_vocab=valid_vocab,
+                banned_ids=banned_ids,
+            )
+            for group in groups
+        ]
+        ids, probs = zip(*drawn, strict=True)
+        return torch.cat(ids), torch.cat(probs)
     z = usable_logits(logits, valid_vocab, banned_ids)
     m, top1 = z.max(dim=-1)
     unusable = ~m.isfinite()
