@@ -13,7 +13,7 @@ MASK, EOS = 9, 8
 
 def start(ids: list[list[int]], mask=None, length: int = 6, block_size: int = 2) -> Canvas:
     return Canvas.start(
-        torch.tensor(ids),
+        torch.tensor(ids, dtype=torch.int64),
         None if mask is None else torch.tensor(mask),
         length=length,
         block_size=block_size,
@@ -43,6 +43,9 @@ def test_a_length_that_is_no_multiple_of_the_block_gets_whole_blocks():
     assert canvas.tokens.shape == (1, 8)
     canvas.tokens[:, :5] = 0
     assert canvas.masked.any() and not canvas.unfinished.any()
+    candidates = canvas.candidates(0)
+    assert candidates.masked[0].tolist() == [[False] * 4, [False, True, True, True]]
+    assert not candidates.wanted.any()  # what pads the grid is never to be decoded
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,8 @@ def test_padding_may_hold_the_mask_token():
 
 def test_candidates_start_at_the_leftmost_block_with_a_mask():
     canvas = canvas_of([[1, 1, 1, MASK, 1, 1, MASK, MASK], [MASK] * 8, [1] * 7 + [MASK]])
-    position, masked, ids = canvas.candidates(2)
+    position, masked, wanted, ids = canvas.candidates(2)
+    assert torch.equal(wanted, masked)
     assert position[0].tolist() == [[2, 3], [4, 5]]
     assert masked[0].tolist() == [[False, True], [False, False]]
     assert ids[0].tolist() == [[1, MASK], [1, 1]]

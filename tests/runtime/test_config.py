@@ -15,7 +15,7 @@ from codila.config import CONFIG_NAME, GenerationConfig
 def test_defaults_are_the_papers():
     config = codila.GenerationConfig()
     assert (config.block_size, config.schedule, config.scope_blocks) == (4, "static", 10)
-    assert (config.temperature, config.top_p, config.conditioning) == (0.1, 0.8, "soft")
+    assert (config.temperature, config.top_p, config.conditioning) == (0.1, 0.8, None)
 
 
 @pytest.mark.parametrize(
