@@ -29,7 +29,7 @@ float32 the two differ by the order of a sum; in bfloat16 by the rounding of the
 so that a choice between two nearly equal tokens may go the other way.
 
 Gradients flow to the table and, where they require it, to the logits, in training mode or not.
-Under autocast the product keeps the table's dtype, where the plain one takes autocast's.
+Under autocast the product has the table's dtype, where the plain one has autocast's.
 
 ``torch.compile`` traces through the hook without a graph break. A graph that is compiled already
 does not see a hook that comes or goes later (torch does not guard on hooks): fuse before the first
@@ -229,7 +229,7 @@ def _try_product(decoder: nn.Module, product: Product) -> int:
         tables.append(table)
         return product(logits, table)
 
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(table.device.type, enabled=False):
         logits = _trial_logits(table)
         product(logits, table)  # what the op objects to is said in its own words
         try:
