@@ -31,9 +31,9 @@ so that a choice between two nearly equal tokens may go the other way.
 Gradients flow to the table and, where they require it, to the logits, in training mode or not.
 Under autocast the product has the table's dtype, where the plain one has autocast's.
 
-``torch.compile`` traces through the hook without a graph break. A graph that was compiled before may
-not see a hook that comes or goes: fuse before the first compiled call, and after ``remove()``
-compile anew. For ``generate`` with a static cache, which compiles by itself, that takes
+``torch.compile`` traces through the hook without a graph break. A graph compiled before may not
+see a hook that comes or goes: fuse before the first compiled call, and after ``remove()`` compile
+anew. For ``generate`` with a static cache, which compiles by itself, that takes
 ``torch.compiler.reset()``.
 
 Memory: around the op nothing of [N, L, V] is made. What the op holds is its own: tiles in the
