@@ -141,7 +141,8 @@ def is_unfused(model) -> bool:
 def test_same_tokens(dtype, temperatures, padded, seed):
     """Two canvases of four denoising steps; the first of each has no logits to condition on.
 
-    The seeds are ones under which some token hangs on the soft embeddings. In bfloat16 the tokens
+    The seeds are ones under which some token hangs on the soft embeddings (without padding: in
+    any version). In bfloat16 the tokens
     agree where none is a close call, as in this model.
     """
     model = shared_model(dtype)
@@ -166,6 +167,8 @@ def test_same_tokens(dtype, temperatures, padded, seed):
     assert torch.equal(fused, plain)
     assert plain[:, 7:].unique().numel() > CANVAS
 
+    if padded:
+        return  # which tokens hang on them varies with the version's treatment of padding
     silenced = model.model.decoder.self_conditioning.register_forward_pre_hook(
         lambda module, inputs: (inputs[0], torch.zeros_like(inputs[1]))
     )
