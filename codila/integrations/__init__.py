@@ -1,0 +1,1 @@
+"""CoDiLA's kernels and decoding inside other people's models and tools, one module each."""
