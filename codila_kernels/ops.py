@@ -38,6 +38,9 @@ __all__ = [
 MAX_TOP_K = 64
 """Largest `top_k` of `expected_embedding`: what a kernel can keep in registers per row."""
 
+MAX_SLOTS = 4096
+"""Most positions C * B of a batch row of `block_entropy` that the kernel holds in one tile."""
+
 _IMPLS = ("auto", "triton", "torch")
 _TRITON_INSTALLED = importlib.util.find_spec("triton") is not None  # found, not imported
 
@@ -262,9 +265,15 @@ def block_entropy(
             f"{name}: threshold={threshold!r} has no meaning in mode='static'; leave it out, or "
             "use mode='dynamic'"
         )
-    _use_triton(name, impl, entropy, None)
+    entropy = entropy.detach()
+    in_one_tile = entropy.shape[1] * entropy.shape[2] <= MAX_SLOTS
+    if _use_triton(name, impl, entropy, (entropy,) if in_one_tile else None):
+        limit = 0.0 if threshold is None else threshold
+        return BlockChoice(
+            *operators.block_entropy(entropy, masked, mode == "dynamic", blocks, limit)
+        )
     return reference.block_entropy_reference(
-        entropy.detach(), masked, mode=mode, blocks=blocks, threshold=threshold
+        entropy, masked, mode=mode, blocks=blocks, threshold=threshold
     )
 
 
@@ -324,9 +333,14 @@ def sample_tokens(
         raise ValueError(
             f"{name}: top_k={top_k!r}, expected an int from 0 (off) to the {v} columns, or None"
         )
-    _use_triton(name, impl, logits, None)
+    logits = logits.detach()
+    if _use_triton(name, impl, logits, (logits,)):
+        width = v if valid_vocab is None else valid_vocab
+        return operators.sample_tokens(
+            logits, seeds, counters, temperature, top_p, top_k, width, banned
+        )
     return reference.sample_tokens_reference(
-        logits.detach(),
+        logits,
         seeds,
         counters,
         temperature=temperature,
