@@ -64,7 +64,8 @@ class SampleTokensConfig:
     """One program of a pass owns one row and `block_v` columns; one program per row searches.
 
     The pass leaves the maximum of every `group` columns. The `listed` groups with the largest
-    maxima hold at least the `listed` largest logits: the short list, searched first.
+    maxima hold at least the `listed` largest logits: the short list, searched first. Where it is
+    too short the search reads the row, `block_s` columns at a time.
     """
 
     block_v: int
@@ -72,6 +73,7 @@ class SampleTokensConfig:
     group: int
     groups: int
     listed: int
+    block_s: int
     num_warps: int
     search_warps: int
 
@@ -122,20 +124,20 @@ def block_entropy_config(candidates: int, block_size: int) -> BlockEntropyConfig
     """Config for C `candidates` of B = `block_size` positions, on any chip."""
     block_c = next_power_of_two(candidates)
     block_b = max(2, next_power_of_two(block_size))
-    # 16 slots a thread at most: each holds a float64 sum, and the scan two of them
-    num_warps = min(16, max(1, block_c * block_b // 512))
+    # 8 slots a thread: each is a float64 sum and several addresses, 16 spilled
+    num_warps = min(16, max(1, block_c * block_b // 256))
     return BlockEntropyConfig(block_c=block_c, block_b=block_b, num_warps=num_warps)
 
 
 def sample_tokens_config(width: int, dtype: torch.dtype, chip: str) -> SampleTokensConfig:
     """Config for `width` usable columns of logits in `dtype`."""
     if chip == "interpreter":  # small enough that every path and every seam is met
-        block_v, group, listed = 64, 4, 8
+        block_v, group, listed, block_s = 64, 4, 8, 256
     else:
         # 4096 columns over 4 warps are 32 values a thread, read 128 bits at a time. The maxima of
         # a row, and the 256 groups of 32 on its short list, are tiles of 8192: 16 a thread.
         block_v, group = 4096, max(32, next_power_of_two(ceil_div(width, 8192)))
-        listed = 8192 // group
+        listed, block_s = 8192 // group, 4096
     block_v = min(block_v, max(2 * group, next_power_of_two(width)))
     return SampleTokensConfig(
         block_v=block_v,
@@ -143,6 +145,7 @@ def sample_tokens_config(width: int, dtype: torch.dtype, chip: str) -> SampleTok
         group=group,
         groups=ceil_div(width, group),
         listed=listed,
+        block_s=block_s,
         num_warps=4,
         search_warps=16,
     )

@@ -38,7 +38,7 @@ __all__ = [
 MAX_TOP_K = 64
 """Largest `top_k` of `expected_embedding`: what a kernel can keep in registers per row."""
 
-MAX_SLOTS = 4096
+MAX_SLOTS = 2048
 """Most positions C * B of a batch row of `block_entropy` that the kernel holds in one tile."""
 
 _IMPLS = ("auto", "triton", "torch")

@@ -516,7 +516,7 @@ def sample_tokens_triton(
                 logits_ptr=piece, list_ptr=short_list, floor_ptr=floor, room_ptr=room,
                 top_k=top_k, top_p_bits=struct.unpack("<q", struct.pack("<d", top_p))[0],
                 HAS_TOP_K=has_top_k, HAS_TOP_P=has_top_p, ZERO_BITS=zero_bits,
-                LISTED=config.listed, GROUP=config.group, BLOCK_S=config.listed * config.group,
+                LISTED=config.listed, GROUP=config.group, BLOCK_S=config.block_s,
                 num_warps=config.search_warps, **weigh,
             )  # fmt: skip
             _sample_tokens_sum_split_kernel[(n, chunks)](logits_ptr=piece, HAS_EDGE=True, **sums)

@@ -15,9 +15,9 @@ from kernel_definitions import block_choice
 
 import codila_kernels as ck
 
-pytestmark = INTERPRETER
+pytestmark = [*INTERPRETER, pytest.mark.usefixtures("quick_device_functions")]
 
-MODES = [("static", None), ("dynamic", 0.5), ("dynamic", math.inf), ("dynamic", -math.inf)]
+MODES = [("static", None), ("dynamic", 0.5)]
 
 
 def check(entropy, masked, mode, blocks, threshold):
@@ -38,15 +38,22 @@ def check(entropy, masked, mode, blocks, threshold):
 
 
 @pytest.mark.parametrize("mode, threshold", MODES)
-@pytest.mark.parametrize("c, b", [(2, 3), (3, 2), (6, 1), (1, 6)])
-def test_every_mask_of_six_positions(c, b, mode, threshold, generator):
-    """All 64 masks, one a batch row, with ties, NaN and +inf among the entropies."""
-    masked = torch.tensor(list(itertools.product((False, True), repeat=6))).view(64, c, b)
-    entropy = torch.randint(0, 9, (64, c, b), generator=generator) / 8
-    entropy[::5, 0, 0] = math.nan
-    entropy[::7, -1, -1] = math.inf
-    for blocks in (1, 2, c + 2):
-        check(entropy, masked, mode, blocks, threshold)
+@pytest.mark.parametrize("c, b", [(2, 2), (4, 1), (1, 4)])
+def test_every_mask_of_four_positions(c, b, mode, threshold, generator):
+    """All 16 masks, one a batch row, with ties, NaN and +inf among the entropies; m > C too."""
+    masked = torch.tensor(list(itertools.product((False, True), repeat=4))).view(16, c, b)
+    entropy = torch.randint(0, 9, (16, c, b), generator=generator) / 8
+    entropy[3::4, 0, 0] = math.nan
+    entropy[5::6, -1, -1] = math.inf
+    check(entropy, masked, mode, 3, threshold)
+
+
+@pytest.mark.parametrize("threshold", [math.inf, -math.inf, 0.0])
+@pytest.mark.parametrize("blocks", [1, 6])
+def test_thresholds_that_all_or_none_meet(threshold, blocks, generator):
+    entropy = torch.randint(0, 4, (3, 5, 3), generator=generator) / 8
+    masked = torch.rand(3, 5, 3, generator=generator) < 0.7
+    check(entropy, masked, "dynamic", blocks, threshold)
 
 
 @pytest.mark.parametrize("mode, threshold", MODES)
@@ -57,7 +64,7 @@ def test_every_mask_of_six_positions(c, b, mode, threshold, generator):
         (33, 5, "one past a power of two, a size that is none"),
         (5, 33, "blocks one past a power of two"),
         (1, 1, "one position"),
-        (256, 16, "the largest tile"),
+        (65, 31, "the largest tile, 2015 positions of 2048"),
     ],
 )
 def test_sizes(c, b, why, mode, threshold, generator):
@@ -114,7 +121,7 @@ def test_known_positions_do_not_matter_and_no_rows_are_no_rows(generator):
 
 
 def test_more_positions_than_a_tile_and_float64_go_to_the_reference():
-    large = torch.zeros(1, 4097, 1)
+    large = torch.zeros(1, 2049, 1)
     with pytest.raises(RuntimeError, match="no Triton kernel for this op with these arguments"):
         ck.block_entropy(large, large == 0, impl="triton")
     exact = torch.zeros(1, 2, 2, dtype=torch.float64)
