@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from codila_kernels.configs import (
+    ZERO_BITS,
     block_entropy_config,
     combine_block,
     expected_embedding_config,
@@ -229,9 +230,7 @@ _SAMPLING_TYPES = {
 def _sample_tokens_builds(chip: str) -> Iterator[Build]:
     for width, _ in SIZES:
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            name, zero_bits = _TYPE_NAMES[dtype], {2: 16, 4: 0}[dtype.itemsize]
-            if dtype == torch.float16:
-                zero_bits = 13
+            name, zero_bits = _TYPE_NAMES[dtype], ZERO_BITS[dtype]
             config = sample_tokens_config(width, dtype, chip)
             chunks = next_power_of_two(config.chunks)
             groups = next_power_of_two(config.groups)

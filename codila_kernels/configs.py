@@ -16,6 +16,9 @@ _LOW_PRECISION = (torch.float16, torch.bfloat16)
 _CORES = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "gfx942": 304, "interpreter": 1}
 """Multiprocessors of a full chip (A100, H100/H200, B200, MI300X): how many programs fill it."""
 
+ZERO_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
+"""Low bits of a float32 that are 0 in every value of a dtype: a bisection on bits skips them."""
+
 CHIPS = ("sm_80", "sm_90", "sm_100", "gfx942")
 """Chips with configs of their own; others take those of the nearest, see `chip_of`."""
 
@@ -135,7 +138,8 @@ def sample_tokens_config(width: int, dtype: torch.dtype, chip: str) -> SampleTok
         block_v, group, listed, block_s = 64, 4, 8, 256
     else:
         # 4096 columns over 4 warps are 32 values a thread, read 128 bits at a time. The maxima of
-        # a row, and the 256 groups of 32 on its short list, are tiles of 8192: 16 a thread.
+        # a row, and the 256 groups of 32 on its short list, are tiles of 8192: 16 a thread. Tiles
+        # of the row keep int64 sums per column: 8192 of them spilled.
         block_v, group = 4096, max(32, next_power_of_two(ceil_div(width, 8192)))
         listed, block_s = 8192 // group, 4096
     block_v = min(block_v, max(2 * group, next_power_of_two(width)))

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from codila_kernels.configs import SampleTokensConfig, chip_of, next_power_of_two
+from codila_kernels.configs import ZERO_BITS, SampleTokensConfig, chip_of, next_power_of_two
 from codila_kernels.configs import sample_tokens_config as default_config
 from codila_kernels.kernels.online_softmax import LOG2_E, banned_bits, finite_shift, is_banned
 from codila_kernels.kernels.vocab_stats import vocab_stats_triton
@@ -39,9 +39,6 @@ from codila_kernels.kernels.vocab_stats import vocab_stats_triton
 NO_ID = tl.constexpr(2**31 - 1)  # larger than any id, so that a minimum of ids ignores it
 WEIGHT_SCALE = tl.constexpr(2.0**40)  # as in the reference; a power of two, so scaling is exact
 PHILOX_ROUNDS = tl.constexpr(10)
-
-# Low bits of a float32 that are zero in every value of the dtype: the bisection skips them.
-ZERO_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 
 # Rows of one launch. The maxima of the groups take V/8 bytes a row, so more rows go in several.
 ROWS_PER_LAUNCH = 1024
@@ -158,9 +155,7 @@ def _reached(z, t, m, scale, BY_WEIGHT: tl.constexpr):
 
 
 @triton.jit
-def _edge_in_tile(
-    z, low, high, wanted, m, scale, BY_WEIGHT: tl.constexpr, ZERO_BITS: tl.constexpr
-):
+def _edge_in_tile(z, low, high, wanted, m, scale, BY_WEIGHT: tl.constexpr, ZERO_BITS: tl.constexpr):
     """Largest key in [low, high) that `wanted` reach, given that they reach low and not high."""
     while high - low > 1:
         middle = (low + high) >> 1
@@ -502,9 +497,7 @@ def sample_tokens_triton(
             num_warps=config.num_warps, **common,
         )  # fmt: skip
         if not has_top_k:
-            _sample_tokens_sum_split_kernel[(n, chunks)](
-                logits_ptr=piece, HAS_EDGE=False, **sums
-            )
+            _sample_tokens_sum_split_kernel[(n, chunks)](logits_ptr=piece, HAS_EDGE=False, **sums)
         if truncated:
             _sample_tokens_short_list_kernel[(n,)](
                 maxima_ptr=maxima, group_maxima_ptr=group_maxima, list_ptr=short_list,

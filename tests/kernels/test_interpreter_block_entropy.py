@@ -69,7 +69,9 @@ def test_thresholds_that_all_or_none_meet(threshold, blocks, generator):
 )
 def test_sizes(c, b, why, mode, threshold, generator):
     entropy = torch.randint(0, 17, (3, c, b), generator=generator) / 8
-    masked = torch.rand(3, c, b, generator=generator) < torch.tensor([0.9, 0.3, 0.02])[:, None, None]
+    masked = (
+        torch.rand(3, c, b, generator=generator) < torch.tensor([0.9, 0.3, 0.02])[:, None, None]
+    )
     check(entropy, masked, mode, 3, threshold)
 
 
@@ -96,7 +98,9 @@ def test_means_are_rounded_once(generator):
     for n, c in itertools.product(range(4), range(5)):
         known = entropy[n, c][masked[n, c]].double().tolist()
         means = [math.fsum(known[:k]) / k for k in range(1, len(known) + 1)]
-        assert torch.equal(got[n, c, : len(known)], torch.tensor(means, dtype=torch.float64).float())
+        assert torch.equal(
+            got[n, c, : len(known)], torch.tensor(means, dtype=torch.float64).float()
+        )
         assert got[n, c, len(known) :].eq(math.inf).all()
 
 

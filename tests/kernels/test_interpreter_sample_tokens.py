@@ -1,9 +1,10 @@
 """`sample_tokens` in the interpreter, against the definition in Python's own arithmetic.
 
-The kernel's exponentials are float32: off by at most ``(4 |d| + 4) u`` relative, with d the exponent
-of a term. Hence the token must be that of the definition for some uniform within that much of the
-row's own, on either side, and the kept set, where it comes from exact ties and distant edges, must
-be the same. Where all weights are powers of two the exponentials are exact, and so is the token.
+The kernel's exponentials are float32: off by at most ``(4 |d| + 4) u`` relative, with d the
+exponent of a term. Hence the token must be that of the definition for some uniform within that
+much of the row's own, on either side, and the kept set, where it comes from exact ties and distant
+edges, must be the same. Where all weights are powers of two the exponentials are exact, and so is
+the token.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def check_exact(logits, generator, **limits):
     """Token and probability with not a bit of tolerance, for logits that are whole numbers."""
     ids, probs, uniforms = draw(logits, generator, **EXACT, **limits)
     for r, values in enumerate(logits.tolist()):
-        kept = kept_ids(distribution(values, EXACT["temperature"]), **limits)
+        row = distribution(values, EXACT["temperature"])
+        kept = kept_ids(row, limits.get("top_k"), limits.get("top_p"))
         weights = [int(2.0 ** (z - max(values)) * 2.0**40) for z in values]
         token, share = drawn_token(weights, kept, uniforms[r])
         assert ids[r] == token, (r, limits)
