@@ -258,6 +258,7 @@ def block_entropy(
         raise ValueError(f"{name}: mode={mode!r}, expected 'static' or 'dynamic'")
     if not checks.is_int(blocks) or blocks < 1:
         raise ValueError(f"{name}: blocks={blocks!r}, expected an int of at least 1")
+    checks.check_host_number(name, "threshold", threshold)
     if mode == "dynamic" and (threshold is None or math.isnan(threshold)):
         raise ValueError(f"{name}: mode='dynamic' needs a threshold in nats, got {threshold!r}")
     if mode == "static" and threshold is not None:
@@ -327,6 +328,7 @@ def sample_tokens(
         )
     checks.check_device(name, "logits", logits, "seeds", seeds)
     checks.check_device(name, "logits", logits, "counters", counters)
+    checks.check_host_number(name, "top_p", top_p)
     if top_p is not None and not 0.0 < top_p <= 1.0:
         raise ValueError(f"{name}: top_p={top_p!r}, expected 0 < top_p <= 1, or None for off")
     if top_k is not None and not (checks.is_int(top_k) and 0 <= top_k <= v):

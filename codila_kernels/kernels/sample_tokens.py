@@ -127,18 +127,20 @@ def _sample_tokens_short_list_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, BLOCK_G)  # [BLOCK_G]
-    here = group < groups
-    maximum = tl.load(group_maxima_ptr + row * groups + group, mask=here, other=float("-inf"))
+    # groups past the last come out -inf: if they get on the list, all others have room there too
+    maximum = tl.load(
+        group_maxima_ptr + row * groups + group, mask=group < groups, other=float("-inf")
+    )
     # the least value that at most LISTED groups reach: none reaches more than the row's maximum
     low = key_of(tl.full([], float("-inf"), tl.float32), ZERO_BITS) - 1
     high = key_of(row_maximum(maxima_ptr, row, chunks, BLOCK_C), ZERO_BITS) + 1
     while high - low > 1:
         middle = (low + high) >> 1
-        reached = here & (maximum >= float_of(middle, ZERO_BITS))
+        reached = maximum >= float_of(middle, ZERO_BITS)
         fits = tl.sum(reached.to(tl.int32), axis=0) <= LISTED
         low = tl.where(fits, low, middle)
         high = tl.where(fits, middle, high)
-    chosen = here & (maximum >= float_of(high, ZERO_BITS))
+    chosen = maximum >= float_of(high, ZERO_BITS)
     place = tl.cumsum(chosen.to(tl.int32), axis=0) - 1
     tl.store(list_ptr + row * (LISTED + 1) + 1 + place, group, mask=chosen & (place < LISTED))
     tl.store(list_ptr + row * (LISTED + 1), tl.sum(chosen.to(tl.int32), axis=0))
