@@ -242,7 +242,7 @@ def _sample_tokens_builds(chip: str) -> Iterator[Build]:
                 f"{groups} groups, {32 - zero_bits} bits",
                 tuple(_SAMPLING_TYPES.items()),
                 (*search, ("BLOCK_G", groups)),
-                (("num_warps", config.search_warps),),
+                (("num_warps", config.list_warps),),
             )
             for options in (False, True):
                 banned = ("HAS_BANNED", options)
@@ -257,10 +257,17 @@ def _sample_tokens_builds(chip: str) -> Iterator[Build]:
                     (banned, ("TRUNCATED", options), size, ("GROUP", config.group)),
                     warps,
                 )
-                for kernel in ("sample_tokens_sum_split", "sample_tokens_pick"):
-                    constants = (banned, ("HAS_EDGE", options), size, ("BLOCK_C", chunks))
+                for kernel, number in (
+                    ("sample_tokens_sum_split", config.num_warps),
+                    ("sample_tokens_pick", config.pick_warps),
+                ):
                     yield Build(
-                        "sample_tokens", kernel, label, tuple(types.items()), constants, warps
+                        "sample_tokens",
+                        kernel,
+                        label,
+                        tuple(types.items()),
+                        (banned, ("HAS_EDGE", options), size, ("BLOCK_C", chunks)),
+                        (("num_warps", number),),
                     )
                 for top_k, top_p in ((True, False), (False, True), (True, True)):
                     yield Build(

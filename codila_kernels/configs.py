@@ -78,6 +78,8 @@ class SampleTokensConfig:
     listed: int
     block_s: int
     num_warps: int
+    pick_warps: int
+    list_warps: int
     search_warps: int
 
 
@@ -151,6 +153,8 @@ def sample_tokens_config(width: int, dtype: torch.dtype, chip: str) -> SampleTok
         listed=listed,
         block_s=block_s,
         num_warps=4,
+        pick_warps=8 if chip == "gfx942" else 4,  # 4 spilled there
+        list_warps=8 if chip == "gfx942" else 16,  # 16 spilled there
         search_warps=16,
     )
 

@@ -488,6 +488,7 @@ def sample_tokens_triton(
     weigh = dict(common, edge_ptr=edge, above_ptr=above, chunks=chunks,
                  scale=LOG2_E / temperature, BLOCK_C=block_c)  # fmt: skip
     sums = dict(weigh, ties_ptr=ties, BLOCK_V=config.block_v, num_warps=config.num_warps)
+    pick = dict(sums, num_warps=config.pick_warps)
     zero_bits = ZERO_BITS[logits.dtype]
     for start in range(0, rows, ROWS_PER_LAUNCH):
         span = slice(start, start + ROWS_PER_LAUNCH)
@@ -505,7 +506,7 @@ def sample_tokens_triton(
                 maxima_ptr=maxima, group_maxima_ptr=group_maxima, list_ptr=short_list,
                 floor_ptr=floor, chunks=chunks, groups=config.groups, ZERO_BITS=zero_bits,
                 LISTED=config.listed, BLOCK_C=block_c, BLOCK_G=next_power_of_two(config.groups),
-                num_warps=config.search_warps, enable_fp_fusion=False,
+                num_warps=config.list_warps, enable_fp_fusion=False,
             )  # fmt: skip
             _sample_tokens_edge_kernel[(n,)](
                 logits_ptr=piece, list_ptr=short_list, floor_ptr=floor, room_ptr=room,
@@ -517,6 +518,6 @@ def sample_tokens_triton(
             _sample_tokens_sum_split_kernel[(n, chunks)](logits_ptr=piece, HAS_EDGE=True, **sums)
         _sample_tokens_pick_kernel[(n,)](
             logits_ptr=piece, room_ptr=room, seeds_ptr=seeds[span], counters_ptr=counters[span],
-            ids_ptr=ids[span], probs_ptr=probs[span], HAS_EDGE=truncated, **sums,
+            ids_ptr=ids[span], probs_ptr=probs[span], HAS_EDGE=truncated, **pick,
         )  # fmt: skip
     return ids, probs
