@@ -10,11 +10,14 @@ from typing import Any
 import torch
 
 from codila_kernels.configs import (
+    ZERO_BITS,
+    block_entropy_config,
     combine_block,
     combine_warps,
     expected_embedding_config,
     head_stats_config,
     next_power_of_two,
+    sample_tokens_config,
     vocab_stats_config,
 )
 
@@ -212,4 +215,136 @@ def _head_stats_builds(chip: str) -> Iterator[Build]:
             yield _states_build(config.chunks, arg_max=False)
 
 
-_BUILDS = (_vocab_stats_builds, _expected_embedding_builds, _head_stats_builds)
+# (candidate blocks, positions): a toy canvas, 256 tokens in blocks of 8, and the largest tile.
+CANDIDATES = ((4, 4), (32, 8), (65, 31))
+
+
+def _block_entropy_builds(chip: str) -> Iterator[Build]:
+    for candidates, positions in CANDIDATES:
+        config = block_entropy_config(candidates, positions)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for dynamic in (False, True):
+                yield Build(
+                    "block_entropy",
+                    "block_entropy",
+                    f"{_TYPE_NAMES[dtype]}, {config.block_c}x{config.block_b}"
+                    f"{', dynamic' * dynamic}",
+                    (
+                        ("entropy_ptr", f"*{_TYPE_NAMES[dtype]}"),
+                        ("masked_ptr", "*i1"),
+                        ("prefix_mean_ptr", "*fp32"),
+                        ("block_ptr", "*i32"),
+                        ("length_ptr", "*i32"),
+                        ("fallback_ptr", "*i32"),
+                        ("candidates", "i32"),
+                        ("block_size", "i32"),
+                        ("blocks", "i32"),
+                        ("entropy_stride_n", "i32"),
+                        ("entropy_stride_c", "i32"),
+                        ("entropy_stride_b", "i32"),
+                        ("masked_stride_n", "i32"),
+                        ("masked_stride_c", "i32"),
+                        ("masked_stride_b", "i32"),
+                        ("threshold", "fp32"),
+                    ),
+                    (
+                        ("DYNAMIC", dynamic),
+                        ("BLOCK_C", config.block_c),
+                        ("BLOCK_B", config.block_b),
+                    ),
+                    (("num_warps", config.num_warps),),
+                )
+
+
+_SAMPLING_TYPES = {
+    "banned_ptr": "*i32",
+    "maxima_ptr": "*fp32",
+    "group_maxima_ptr": "*fp32",
+    "list_ptr": "*i32",
+    "floor_ptr": "*i64",
+    "edge_ptr": "*fp32",
+    "room_ptr": "*i64",
+    "above_ptr": "*i64",
+    "ties_ptr": "*i32",
+    "seeds_ptr": "*i64",
+    "counters_ptr": "*i32",
+    "ids_ptr": "*i64",
+    "probs_ptr": "*fp32",
+    "width": "i32",
+    "chunks": "i32",
+    "groups": "i32",
+    "logits_stride": "i32",
+    "scale": "fp32",
+    "top_k": "i32",
+    "top_p_bits": "i64",
+}
+
+
+def _sample_tokens_builds(chip: str) -> Iterator[Build]:
+    for width, _ in SIZES:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            name, zero_bits = _TYPE_NAMES[dtype], ZERO_BITS[dtype]
+            config = sample_tokens_config(width, dtype, chip)
+            chunks = next_power_of_two(config.chunks)
+            groups = next_power_of_two(config.groups)
+            types = {"logits_ptr": f"*{name}", **_SAMPLING_TYPES}
+            search = (("ZERO_BITS", zero_bits), ("LISTED", config.listed), ("BLOCK_C", chunks))
+            yield Build(
+                "sample_tokens",
+                "sample_tokens_short_list",
+                f"{groups} groups, {32 - zero_bits} bits",
+                tuple(_SAMPLING_TYPES.items()),
+                (*search, ("BLOCK_G", groups)),
+                (("num_warps", config.list_warps),),
+            )
+            for options in (False, True):
+                banned = ("HAS_BANNED", options)
+                size = ("BLOCK_V", config.block_v)
+                label = f"{name} logits, {config.block_v} columns{', all options' * options}"
+                warps = (("num_warps", config.num_warps),)
+                yield Build(
+                    "sample_tokens",
+                    "sample_tokens_max_split",
+                    label,
+                    tuple(types.items()),
+                    (banned, ("TRUNCATED", options), size, ("GROUP", config.group)),
+                    warps,
+                )
+                for kernel, number in (
+                    ("sample_tokens_sum_split", config.num_warps),
+                    ("sample_tokens_pick", config.pick_warps),
+                ):
+                    yield Build(
+                        "sample_tokens",
+                        kernel,
+                        label,
+                        tuple(types.items()),
+                        (banned, ("HAS_EDGE", options), size, ("BLOCK_C", chunks)),
+                        (("num_warps", number),),
+                    )
+                for top_k, top_p in ((True, False), (False, True), (True, True)):
+                    yield Build(
+                        "sample_tokens",
+                        "sample_tokens_edge",
+                        f"{name} logits{', top-k' * top_k}{', nucleus' * top_p}"
+                        f"{', banned' * options}",
+                        tuple(types.items()),
+                        (
+                            banned,
+                            ("HAS_TOP_K", top_k),
+                            ("HAS_TOP_P", top_p),
+                            *search,
+                            ("GROUP", config.group),
+                            ("BLOCK_S", config.block_s),
+                        ),
+                        (("num_warps", config.search_warps),),
+                    )
+
+
+_BUILDS = (
+    _vocab_stats_builds,
+    _expected_embedding_builds,
+    _head_stats_builds,
+    _block_entropy_builds,
+    _sample_tokens_builds,
+)

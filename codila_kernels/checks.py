@@ -67,6 +67,11 @@ def check_temperature(op: str, temperature: float) -> None:
         )
 
 
+def check_host_number(op: str, name: str, value: object) -> None:
+    if isinstance(value, Tensor | str | bool):
+        raise TypeError(f"{op}: {name}={value!r}, expected a number of the host, or None")
+
+
 def check_columns(
     op: str, width: int, valid_vocab: int | None, banned_ids: Sequence[int] | None
 ) -> tuple[int, ...]:

@@ -16,6 +16,9 @@ _LOW_PRECISION = (torch.float16, torch.bfloat16)
 _CORES = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "gfx942": 304, "interpreter": 1}
 """Multiprocessors of a full chip (A100, H100/H200, B200, MI300X): how many programs fill it."""
 
+ZERO_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
+"""Low bits of a float32 that are 0 in every value of a dtype: a bisection on bits skips them."""
+
 CHIPS = ("sm_80", "sm_90", "sm_100", "gfx942")
 """Chips with configs of their own; others take those of the nearest, see `chip_of`."""
 
@@ -59,6 +62,36 @@ class HeadStatsConfig:
     chunks: int
     num_warps: int
     num_stages: int
+
+
+@dataclass(frozen=True)
+class BlockEntropyConfig:
+    """One program owns one batch row: `block_c` candidate blocks of `block_b` positions."""
+
+    block_c: int
+    block_b: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class SampleTokensConfig:
+    """One program of a pass owns one row and `block_v` columns; one program per row searches.
+
+    The pass leaves the maximum of every `group` columns. The `listed` groups with the largest
+    maxima hold at least the `listed` largest logits: the short list, searched first. Where it is
+    too short the search reads the row, `block_s` columns at a time.
+    """
+
+    block_v: int
+    chunks: int
+    group: int
+    groups: int
+    listed: int
+    block_s: int
+    num_warps: int
+    pick_warps: int
+    list_warps: int
+    search_warps: int
 
 
 def vocab_stats_config(width: int, dtype: torch.dtype, chip: str) -> VocabStatsConfig:
@@ -133,6 +166,40 @@ def head_stats_config(
 def combine_warps(chunks: int) -> int:
     """Warps that merge the states of a row: 8 states a thread, up to 4096 chunks."""
     return min(16, max(1, next_power_of_two(chunks) // 256))
+
+
+def block_entropy_config(candidates: int, block_size: int) -> BlockEntropyConfig:
+    """Config for C `candidates` of B = `block_size` positions, on any chip."""
+    block_c = next_power_of_two(candidates)
+    block_b = max(2, next_power_of_two(block_size))
+    # 8 slots a thread: each is a float64 sum and several addresses, 16 spilled
+    num_warps = min(16, max(1, block_c * block_b // 256))
+    return BlockEntropyConfig(block_c=block_c, block_b=block_b, num_warps=num_warps)
+
+
+def sample_tokens_config(width: int, dtype: torch.dtype, chip: str) -> SampleTokensConfig:
+    """Config for `width` usable columns of logits in `dtype`."""
+    if chip == "interpreter":  # small enough that every path and every seam is met
+        block_v, group, listed, block_s = 64, 4, 8, 256
+    else:
+        # 4096 columns over 4 warps are 32 values a thread, read 128 bits at a time. The maxima of
+        # a row, and the 256 groups of 32 on its short list, are tiles of 8192: 16 a thread. Tiles
+        # of the row keep int64 sums per column: 8192 of them spilled.
+        block_v, group = 4096, max(32, next_power_of_two(ceil_div(width, 8192)))
+        listed, block_s = 8192 // group, 4096
+    block_v = min(block_v, max(2 * group, next_power_of_two(width)))
+    return SampleTokensConfig(
+        block_v=block_v,
+        chunks=ceil_div(width, block_v),
+        group=group,
+        groups=ceil_div(width, group),
+        listed=listed,
+        block_s=block_s,
+        num_warps=4,
+        pick_warps=8 if chip == "gfx942" else 4,  # 4 spilled there
+        list_warps=8 if chip == "gfx942" else 16,  # 16 spilled there
+        search_warps=16,
+    )
 
 
 def combine_block(embedding: int) -> int:

@@ -38,6 +38,9 @@ __all__ = [
 MAX_TOP_K = 64
 """Largest `top_k` of `expected_embedding`: what a kernel can keep in registers per row."""
 
+MAX_SLOTS = 2048
+"""Most positions C * B of a batch row of `block_entropy` that the kernel holds in one tile."""
+
 _IMPLS = ("auto", "triton", "torch")
 _TRITON_INSTALLED = importlib.util.find_spec("triton") is not None  # found, not imported
 
@@ -265,6 +268,7 @@ def block_entropy(
         raise ValueError(f"{name}: mode={mode!r}, expected 'static' or 'dynamic'")
     if not checks.is_int(blocks) or blocks < 1:
         raise ValueError(f"{name}: blocks={blocks!r}, expected an int of at least 1")
+    checks.check_host_number(name, "threshold", threshold)
     if mode == "dynamic" and (threshold is None or math.isnan(threshold)):
         raise ValueError(f"{name}: mode='dynamic' needs a threshold in nats, got {threshold!r}")
     if mode == "static" and threshold is not None:
@@ -272,9 +276,15 @@ def block_entropy(
             f"{name}: threshold={threshold!r} has no meaning in mode='static'; leave it out, or "
             "use mode='dynamic'"
         )
-    _use_triton(name, impl, entropy, None)
+    entropy = entropy.detach()
+    in_one_tile = entropy.shape[1] * entropy.shape[2] <= MAX_SLOTS
+    if _use_triton(name, impl, entropy, (entropy,) if in_one_tile else None):
+        limit = 0.0 if threshold is None else threshold
+        return BlockChoice(
+            *operators.block_entropy(entropy, masked, mode == "dynamic", blocks, limit)
+        )
     return reference.block_entropy_reference(
-        entropy.detach(), masked, mode=mode, blocks=blocks, threshold=threshold
+        entropy, masked, mode=mode, blocks=blocks, threshold=threshold
     )
 
 
@@ -328,15 +338,21 @@ def sample_tokens(
         )
     checks.check_device(name, "logits", logits, "seeds", seeds)
     checks.check_device(name, "logits", logits, "counters", counters)
+    checks.check_host_number(name, "top_p", top_p)
     if top_p is not None and not 0.0 < top_p <= 1.0:
         raise ValueError(f"{name}: top_p={top_p!r}, expected 0 < top_p <= 1, or None for off")
     if top_k is not None and not (checks.is_int(top_k) and 0 <= top_k <= v):
         raise ValueError(
             f"{name}: top_k={top_k!r}, expected an int from 0 (off) to the {v} columns, or None"
         )
-    _use_triton(name, impl, logits, None)
+    logits = logits.detach()
+    if _use_triton(name, impl, logits, (logits,)):
+        width = v if valid_vocab is None else valid_vocab
+        return operators.sample_tokens(
+            logits, seeds, counters, temperature, top_p, top_k, width, banned
+        )
     return reference.sample_tokens_reference(
-        logits.detach(),
+        logits,
         seeds,
         counters,
         temperature=temperature,

@@ -6,8 +6,10 @@ Arguments arrive checked by `codila_kernels.ops`; `width` is the number of usabl
 module per op.
 """
 
+from codila_kernels.operators.block_entropy import block_entropy
 from codila_kernels.operators.expected_embedding import expected_embedding
 from codila_kernels.operators.head_stats import head_stats
+from codila_kernels.operators.sample_tokens import sample_tokens
 from codila_kernels.operators.vocab_stats import vocab_stats
 
-__all__ = ["expected_embedding", "head_stats", "vocab_stats"]
+__all__ = ["block_entropy", "expected_embedding", "head_stats", "sample_tokens", "vocab_stats"]

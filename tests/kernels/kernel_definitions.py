@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -211,3 +212,37 @@ def kept_ids(row: Row, top_k: int | None, top_p: float | None) -> list[int]:
             n += 1
         order = order[:n]
     return sorted(order)
+
+
+def sampling_weights(logits: Sequence[float], temperature: float) -> list[int]:
+    """``e^((z - max)/T)`` of one row in units of 2^-40, rounded down, from exact exponentials."""
+    m = max(logits)
+    return [int(math.exp((z - m) / temperature) * 2.0**40) for z in logits]
+
+
+def drawn_token(weights: Sequence[int], kept: Sequence[int], u: float) -> tuple[int, float]:
+    """First id of `kept`, ascending, whose cumulative weight exceeds u of the total; its share."""
+    total = sum(weights[i] for i in kept)
+    target = math.floor(Fraction(u) * total)
+    cumulative = 0
+    for i in sorted(kept):
+        cumulative += weights[i]
+        if cumulative > target:
+            return i, weights[i] / total
+    raise AssertionError("u is not below 1")
+
+
+def philox_word(counter: Sequence[int], key: Sequence[int]) -> int:
+    """First word of Philox-4x32-10 in Python integers."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        low, high = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (
+            (high >> 32) ^ c1 ^ k0,
+            high & 0xFFFFFFFF,
+            (low >> 32) ^ c3 ^ k1,
+            low & 0xFFFFFFFF,
+        )
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c0

@@ -32,6 +32,12 @@ def test_compiles_within_the_chip(chip):
         "expected_embedding_split",
         "expected_embedding_combine",
         "head_stats_split",
+        "block_entropy",
+        "sample_tokens_max_split",
+        "sample_tokens_short_list",
+        "sample_tokens_edge",
+        "sample_tokens_sum_split",
+        "sample_tokens_pick",
     }
     for build in builds:
         resources = aot.compile_build(build, chip)

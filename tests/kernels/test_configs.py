@@ -15,7 +15,12 @@ WIDTHS = (1, 15, 128, 1_088, 4_097, 151_936, 152_064, 262_144)
 
 @pytest.mark.parametrize(
     "function",
-    [configs.vocab_stats_config, configs.expected_embedding_config, configs.head_stats_config],
+    [
+        configs.vocab_stats_config,
+        configs.expected_embedding_config,
+        configs.head_stats_config,
+        configs.sample_tokens_config,
+    ],
 )
 def test_configs_know_nothing_of_the_rows(function):
     """The tree that adds a row's terms may not depend on its batch."""
@@ -29,6 +34,10 @@ def test_configs_know_nothing_of_the_rows(function):
 def test_chunks_cover_the_vocabulary_and_none_is_empty(width, dtype, chip):
     stats = configs.vocab_stats_config(width, dtype, chip)
     assert stats.block_v * (stats.chunks - 1) < width <= stats.block_v * stats.chunks
+    draw = configs.sample_tokens_config(width, dtype, chip)
+    assert draw.block_v * (draw.chunks - 1) < width <= draw.block_v * draw.chunks
+    assert draw.group * (draw.groups - 1) < width <= draw.group * draw.groups
+    assert draw.block_v % draw.group == 0
     for embedding in (1, 192, 640, 1024, 3584):
         soft = configs.expected_embedding_config(width, embedding, dtype, chip)
         assert soft.chunk * (soft.chunks - 1) < width <= soft.chunk * soft.chunks

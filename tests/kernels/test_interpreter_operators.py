@@ -26,6 +26,10 @@ def test_offsets_beyond_32_bits(generator):
     picked = torch.tensor([2], dtype=torch.int32)
     check_soft(ck.expected_embedding(logits, table, rows=picked, impl="triton"), [rows[2]], table)
     check_soft(ck.expected_embedding(logits, table, impl="triton"), rows, table)
+    seeds, counters = torch.arange(3), torch.zeros(3, 2, dtype=torch.int32)
+    far = ck.sample_tokens(logits, seeds, counters, top_k=9, impl="triton")
+    near = ck.sample_tokens(logits.clone(), seeds, counters, top_k=9, impl="triton")
+    assert torch.equal(far[0], near[0]) and torch.equal(far[1], near[1])
     tall = storage.as_strided((3, 4), (stride, 1))  # a table whose rows are as far apart
     few = torch.randn(2, 3, generator=generator).half()
     check_soft(ck.expected_embedding(few, tall, impl="triton"), rows_of(few, 1.0), tall)
@@ -56,15 +60,43 @@ def operator_samples(generator):
         (operators.expected_embedding, (*both, rows, None, 0.5, 30, [])),
         (operators.head_stats, (hidden.detach(), head.detach(), None, 0.0, 40, [])),
         (operators.head_stats, (hidden, head, bias, 0.5, 36, [1])),
+        *sampling_samples(logits[:1]),
     ]
 
 
-@pytest.mark.parametrize("index", range(7))
+def sampling_samples(logits):
+    operators = torch.ops.codila_kernels
+    seeds, counters = torch.tensor([5]), torch.tensor([[1, 2]], dtype=torch.int32)
+    entropy, masked = torch.rand(1, 2, 3), torch.tensor([[[True, False, True], [False] * 3]])
+    return [
+        (operators.block_entropy, (entropy, masked, True, 3, 0.5)),
+        (operators.sample_tokens, (logits, seeds, counters, 0.7, 0.9, 5, 36, [1])),
+    ]
+
+
+@pytest.mark.parametrize("index", range(9))
 def test_operator_contracts(index, generator, monkeypatch):
     monkeypatch.undo()  # opcheck compares outputs of repeated calls, and traces torch.empty
     ck.vocab_stats  # noqa: B018  (registers the operators)
     operator, arguments = operator_samples(generator)[index]
     torch.library.opcheck(operator.default, arguments)
+
+
+def test_sampling_compiles_without_a_graph_break(generator, monkeypatch):
+    monkeypatch.undo()
+    logits = torch.randn(2, 20, generator=generator)
+    seeds, counters = torch.tensor([5, 6]), torch.zeros(2, 2, dtype=torch.int32)
+    masked = torch.ones(1, 2, 3, dtype=torch.bool)
+
+    def step(z, entropy):
+        choice = ck.block_entropy(entropy, masked, mode="dynamic", threshold=0.5, impl="triton")
+        ids, probs = ck.sample_tokens(z, seeds, counters, top_p=0.9, impl="triton")
+        return *choice, ids + 1, probs * 2
+
+    entropy = torch.rand(1, 2, 3, generator=generator)
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
+    for got, want in zip(compiled(logits, entropy), step(logits, entropy), strict=True):
+        assert torch.equal(got, want)
 
 
 def test_compiles_without_a_graph_break(generator, monkeypatch):

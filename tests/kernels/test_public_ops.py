@@ -98,7 +98,7 @@ def test_every_op_takes_the_selector(op):
         CALLS[op](impl="cuda")
 
 
-@pytest.mark.parametrize("op", ["expected_embedding top_k", "block_entropy", "sample_tokens"])
+@pytest.mark.parametrize("op", ["expected_embedding top_k"])
 def test_triton_is_refused_where_there_is_no_kernel(op):
     with pytest.raises(RuntimeError, match="there is no Triton kernel for this op"):
         CALLS[op](impl="triton")
@@ -161,6 +161,48 @@ def test_triton_is_refused_where_it_cannot_run(monkeypatch):
             lambda: ck.block_entropy(torch.zeros(1, 2, 3), MASKED.int()),
             TypeError,
             "torch.bool tensor",
+        ),
+        (
+            lambda: ck.block_entropy(torch.zeros(1, 0, 3), MASKED[:, :0]),
+            ValueError,
+            "C and B must be at least 1",
+        ),
+        (
+            lambda: ck.block_entropy(
+                torch.zeros(1, 2, 3), MASKED, mode="dynamic", threshold=torch.tensor(0.5)
+            ),
+            TypeError,
+            "threshold=tensor.*expected a number of the host",
+        ),
+        (
+            lambda: ck.sample_tokens(LOGITS, SEEDS, COUNTERS, top_p=torch.tensor(0.5)),
+            TypeError,
+            "top_p=tensor.*expected a number of the host",
+        ),
+        (
+            lambda: ck.sample_tokens(LOGITS, SEEDS[:1], COUNTERS),
+            ValueError,
+            r"seeds are \[1\] torch.int64, expected \[2\]",
+        ),
+        (
+            lambda: ck.sample_tokens(LOGITS, SEEDS, COUNTERS[:, :1]),
+            ValueError,
+            r"counters are \[2, 1\] torch.int32, expected \[2, 2\]",
+        ),
+        (
+            lambda: ck.sample_tokens(LOGITS, SEEDS.to("meta"), COUNTERS),
+            ValueError,
+            "logits is on cpu and seeds on meta",
+        ),
+        (
+            lambda: ck.sample_tokens(LOGITS, SEEDS, COUNTERS, temperature=float("inf")),
+            ValueError,
+            "temperature=inf, expected 0",
+        ),
+        (
+            lambda: ck.sample_tokens(LOGITS, SEEDS, COUNTERS, top_k=True),
+            ValueError,
+            "top_k=True, expected an int from 0",
         ),
         (
             lambda: ck.vocab_stats(torch.zeros(2, 8, device="meta"), impl="triton"),
