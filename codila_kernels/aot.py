@@ -2,8 +2,9 @@
 
     python -m codila_kernels.aot [chip ...]
 
-For each: registers and spilled bytes per thread, shared memory per program, and the tensor-core
-instruction and widest global load that the code contains. What a machine without a GPU can
+For each: registers and spilled bytes per thread, shared memory per program, the widest global load
+that the code contains, how many programs one core holds and the share of its warps they are, and
+the tensor-core instructions, counted. What a machine without a GPU can
 promise is on this list: every config compiles, none spills, none asks for more shared memory than
 the chip has, and low-precision products run on tensor cores.
 
@@ -28,7 +29,46 @@ from codila_kernels.builds import Build, builds
 from codila_kernels.configs import CHIPS, SHARED_MEMORY_LIMIT
 
 _TENSOR_CORE = r"\b(UTC\w*MMA|HGMMA|HMMA|v_mfma_\w+)"
+_PRODUCTS = r"\b(?:UTC\w*MMA|HGMMA|HMMA|v_mfma_\w+)"
 _GLOBAL_LOAD = r"\b(?:LDG|LDGSTS)(?:\.\w+)*\.(128|64)\b|\bglobal_load(?:_lds)?_(dwordx4|dwordx2)\b"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one core (multiprocessor or compute unit) holds at a time."""
+
+    registers: int  # 32-bit, of all its threads
+    warps: int
+    programs: int
+    shared_bytes: int
+    reserved_bytes: int  # shared memory that the system takes from each program
+    warp_size: int
+    register_unit: int  # registers of a thread are handed out in multiples of this
+
+
+LIMITS = {
+    "sm_80": Limits(65_536, 64, 32, 164 * 1024, 1024, 32, 8),
+    "sm_90": Limits(65_536, 64, 32, 228 * 1024, 1024, 32, 8),
+    "sm_100": Limits(65_536, 64, 32, 228 * 1024, 1024, 32, 8),
+    "gfx942": Limits(4 * 512 * 64, 32, 32, 64 * 1024, 0, 64, 8),
+}
+"""Compute capabilities 8.0, 9.0 and 10.0: the table of technical specifications in NVIDIA's CUDA
+programming guide. gfx942: AMD's CDNA 3 instruction set guide; four SIMDs of 512 vector registers a
+lane and 8 waves each."""
+
+
+def occupancy(chip: str, registers: int, shared_bytes: int, num_warps: int) -> tuple[int, float]:
+    """Programs that one core holds, and the warps they are as a share of the most it can hold.
+
+    Registers are handed out per warp in whole units; scalar registers do not limit gfx942.
+    """
+    limits = LIMITS[chip]
+    unit = limits.register_unit
+    per_warp = unit * max(1, -(-registers // unit)) * limits.warp_size
+    by_registers = limits.registers // 4 // per_warp * 4 // num_warps  # four schedulers a core
+    by_shared = limits.shared_bytes // max(1, shared_bytes + limits.reserved_bytes)
+    programs = min(by_registers, by_shared, limits.warps // num_warps, limits.programs)
+    return programs, programs * num_warps / limits.warps
 
 
 @dataclass(frozen=True)
@@ -42,6 +82,13 @@ class Resources:
     shared_bytes: int
     tensor_core: str
     load_bits: int
+    products: int  # tensor-core instructions in the code
+
+    @property
+    def occupancy(self) -> tuple[int, float]:
+        """Programs per core, and their share of its warps; see `occupancy`."""
+        warps = dict(self.build.options)["num_warps"]
+        return occupancy(self.chip, self.registers, self.shared_bytes, warps)
 
     @property
     def problems(self) -> list[str]:
@@ -51,6 +98,8 @@ class Resources:
         if self.shared_bytes > SHARED_MEMORY_LIMIT[self.chip]:
             limit = SHARED_MEMORY_LIMIT[self.chip]
             found.append(f"asks for {self.shared_bytes} bytes of shared memory of {limit}")
+        if self.occupancy[0] < 1:
+            found.append("has more registers or shared memory than one core holds")
         if self.build.on_tensor_cores and not self.tensor_core:
             found.append("has no tensor-core product")
         return found
@@ -103,6 +152,7 @@ def compile_build(build: Build, chip: str) -> Resources:
         shared_bytes=compiled.metadata.shared,
         tensor_core=product.group(1) if product else "",
         load_bits=max(loads, default=32),
+        products=len(re.findall(_PRODUCTS, text)),
     )
 
 
@@ -156,9 +206,20 @@ def main(arguments: Sequence[str]) -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         print("TRITON_INTERPRET=1 is set: nothing can be compiled; unset it", file=sys.stderr)
         return 2
-    layout = "{:8} {:27} {:50} {:>5} {:>7} {:>7} {:>6}  {}"
+    layout = "{:8} {:27} {:50} {:>5} {:>7} {:>7} {:>6} {:>8} {:>5}  {}"
     print(
-        layout.format("chip", "kernel", "variant", "regs", "spilled", "shared", "load", "product")
+        layout.format(
+            "chip",
+            "kernel",
+            "variant",
+            "regs",
+            "spilled",
+            "shared",
+            "load",
+            "programs",
+            "warps",
+            "product",
+        )  # fmt: skip
     )
     failed = 0
     for row in report(arguments or CHIPS):
@@ -173,7 +234,9 @@ def main(arguments: Sequence[str]) -> int:
                 row.spilled_bytes,
                 row.shared_bytes,
                 row.load_bits,
-                row.tensor_core or "-",
+                row.occupancy[0],
+                f"{row.occupancy[1]:.0%}",
+                f"{row.products} x {row.tensor_core}" if row.tensor_core else "-",
             )
         )
         for problem in problems:

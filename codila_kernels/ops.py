@@ -117,16 +117,15 @@ def head_stats(
     """
     name = "head_stats"
     checks.check_float_matrix(name, "hidden", hidden)
-    checks.check_float_matrix(name, "head", head)
+    checks.check_float_matrix(name, "head", head, least_rows=1)
     if hidden.shape[1] != head.shape[1]:
         raise ValueError(
             f"{name}: hidden is {list(hidden.shape)} and head is {list(head.shape)}; the second "
             "sizes must agree (head is [V, H], as in torch.nn.Linear.weight)"
         )
-    if head.shape[0] == 0:
-        raise ValueError(f"{name}: head is {list(head.shape)}, expected at least one row")
     checks.check_same(name, "hidden", hidden, "head", head)
     if bias is not None:
+        checks.check_tensor(name, "bias", bias)
         if bias.shape != (head.shape[0],):
             raise ValueError(
                 f"{name}: bias is {list(bias.shape)}, expected [{head.shape[0]}], one per head row"
@@ -182,7 +181,7 @@ def expected_embedding(
     """
     name = "expected_embedding"
     banned = checks.check_logits(name, logits, temperature, valid_vocab, banned_ids)
-    checks.check_float_matrix(name, "table", table)
+    checks.check_float_matrix(name, "table", table, least_rows=1)
     checks.check_device(name, "logits", logits, "table", table)
     width = logits.shape[1] if valid_vocab is None else valid_vocab
     if width > table.shape[0]:
@@ -194,15 +193,19 @@ def expected_embedding(
     if rows is not None:
         checks.check_integer_vector(name, "rows", rows)
         checks.check_device(name, "logits", logits, "rows", rows)
-    if top_k is not None and not (checks.is_int(top_k) and 1 <= top_k <= MAX_TOP_K):
-        raise ValueError(
-            f"{name}: top_k={top_k!r}, expected an int from 1 to {MAX_TOP_K}, or None for soft"
-        )
+    if top_k is not None:
+        allowed = f"from 1 to {MAX_TOP_K}, or None for soft"
+        checks.check_count(name, "top_k", top_k, 1, MAX_TOP_K, allowed)
+    if stats is not None and not isinstance(stats, VocabStats):
+        raise TypeError(f"{name}: stats is a {type(stats).__name__}, expected VocabStats")
     if stats is not None and stats.top1_id.shape != (logits.shape[0],):
         raise ValueError(
             f"{name}: stats are of {list(stats.top1_id.shape)} rows, logits have "
             f"{logits.shape[0]}; pass the statistics of all logits rows, not of the chosen ones"
         )
+    if stats is not None:
+        checks.check_integer_vector(name, "stats.top1_id", stats.top1_id)
+        checks.check_device(name, "logits", logits, "stats.top1_id", stats.top1_id)
     hard = temperature == 0 or top_k is not None
     if _use_triton(name, impl, logits, None if hard else (logits, table)):
         top1_id = None if stats is None else stats.top1_id
@@ -251,6 +254,8 @@ def block_entropy(
         TypeError, ValueError: arguments that do not fit.
     """
     name = "block_entropy"
+    checks.check_tensor(name, "entropy", entropy)
+    checks.check_tensor(name, "masked", masked)
     if entropy.ndim != 3 or masked.shape != entropy.shape:
         raise ValueError(
             f"{name}: entropy is {list(entropy.shape)} and masked is {list(masked.shape)}; both "
@@ -266,9 +271,9 @@ def block_entropy(
     checks.check_device(name, "entropy", entropy, "masked", masked)
     if mode not in ("static", "dynamic"):
         raise ValueError(f"{name}: mode={mode!r}, expected 'static' or 'dynamic'")
-    if not checks.is_int(blocks) or blocks < 1:
-        raise ValueError(f"{name}: blocks={blocks!r}, expected an int of at least 1")
-    checks.check_host_number(name, "threshold", threshold)
+    checks.check_count(name, "blocks", blocks, 1, None, "of at least 1")
+    if threshold is not None and not checks.is_number(threshold):
+        raise TypeError(f"{name}: threshold={threshold!r}, expected a number of nats or None")
     if mode == "dynamic" and (threshold is None or math.isnan(threshold)):
         raise ValueError(f"{name}: mode='dynamic' needs a threshold in nats, got {threshold!r}")
     if mode == "static" and threshold is not None:
@@ -326,27 +331,22 @@ def sample_tokens(
     name = "sample_tokens"
     banned = checks.check_logits(name, logits, temperature, valid_vocab, banned_ids)
     r, v = logits.shape
-    if seeds.shape != (r,) or seeds.dtype != torch.int64:
-        raise ValueError(
-            f"{name}: seeds are {list(seeds.shape)} {seeds.dtype}, expected [{r}] torch.int64, "
-            "one per row"
-        )
-    if counters.shape != (r, 2) or counters.dtype != torch.int32:
-        raise ValueError(
-            f"{name}: counters are {list(counters.shape)} {counters.dtype}, expected [{r}, 2] "
-            "torch.int32: position and step of each row"
-        )
+    checks.check_exactly(name, "seeds", seeds, (r,), torch.int64, ", one per row")
+    meaning = ": position and step of each row"
+    checks.check_exactly(name, "counters", counters, (r, 2), torch.int32, meaning)
     checks.check_device(name, "logits", logits, "seeds", seeds)
     checks.check_device(name, "logits", logits, "counters", counters)
-    checks.check_host_number(name, "top_p", top_p)
-    if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise ValueError(f"{name}: top_p={top_p!r}, expected 0 < top_p <= 1, or None for off")
-    if top_k is not None and not (checks.is_int(top_k) and 0 <= top_k <= v):
-        raise ValueError(
-            f"{name}: top_k={top_k!r}, expected an int from 0 (off) to the {v} columns, or None"
-        )
+    if top_p is not None:
+        number = checks.is_number(top_p)
+        if not number or not 0.0 < top_p <= 1.0:
+            raise (ValueError if number else TypeError)(
+                f"{name}: top_p={top_p!r}, expected 0 < top_p <= 1, or None for off"
+            )
+    if top_k is not None:
+        allowed = f"from 0 (off) to the {v} columns, or None"
+        checks.check_count(name, "top_k", top_k, 0, v, allowed)
     logits = logits.detach()
-    if _use_triton(name, impl, logits, (logits,)):
+    if _use_triton("sample_tokens", impl, logits, (logits,)):
         width = v if valid_vocab is None else valid_vocab
         return operators.sample_tokens(
             logits, seeds, counters, temperature, top_p, top_k, width, banned

@@ -49,3 +49,13 @@ def test_compiles_within_the_chip(chip):
 def test_report_refuses_unknown_chips(capsys):
     assert aot.main(["sm_42"]) == 2
     assert "expected any of sm_80" in capsys.readouterr().err
+
+
+def test_occupancy_is_that_of_the_scarcest_resource():
+    assert aot.occupancy("sm_80", 128, 0, 4) == (4, 0.25)  # 65536 / (128 * 128)
+    assert aot.occupancy("sm_80", 129, 0, 4) == (3, 0.1875)  # 136 registers: 3.76
+    assert aot.occupancy("sm_90", 32, 100 * 1024, 4) == (2, 0.125)  # 228 / 101
+    assert aot.occupancy("sm_90", 32, 0, 1) == (32, 0.5)  # the limit of programs
+    assert aot.occupancy("gfx942", 128, 0, 4) == (4, 0.5)  # 512 / 128 waves a SIMD
+    assert aot.occupancy("gfx942", 64, 64 * 1024, 4) == (1, 0.125)
+    assert aot.occupancy("sm_90", 255, 0, 16)[0] == 0

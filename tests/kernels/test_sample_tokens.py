@@ -186,13 +186,13 @@ def test_rows_without_a_distribution(temperature, options, generator):
 def test_shapes_and_dtypes_are_checked(generator):
     logits = torch.randn(2, 9, generator=generator)
     seeds, counters = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"expected \[2\] torch.int64"):
+    with pytest.raises(TypeError, match=r"expected \[2\] torch.int64"):
         ck.sample_tokens(logits, seeds.int(), counters)
-    with pytest.raises(ValueError, match=r"expected \[2, 2\] torch.int32"):
+    with pytest.raises(TypeError, match=r"expected \[2, 2\] torch.int32"):
         ck.sample_tokens(logits, seeds, counters.long())
     for top_p in (0.0, 1.5, math.nan):
         with pytest.raises(ValueError, match="0 < top_p <= 1"):
             ck.sample_tokens(logits, seeds, counters, top_p=top_p)
-    for top_k in (-1, 10, 2.0):
-        with pytest.raises(ValueError, match=r"from 0 \(off\) to the 9 columns"):
+    for top_k, error in ((-1, ValueError), (10, ValueError), (2.0, TypeError)):
+        with pytest.raises(error, match=r"from 0 \(off\) to the 9 columns"):
             ck.sample_tokens(logits, seeds, counters, top_k=top_k)

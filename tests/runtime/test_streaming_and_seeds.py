@@ -110,9 +110,14 @@ def test_a_streamer_gets_the_prompt_a_draft_per_step_and_the_tokens(run):
 def test_positions_outside_the_scope_are_drafted_as_masks(run):
     streamer = Recorder()
     run(
-        PROMPTS[:1], schedule="static", entropy_threshold=None, block_size=2, scope_blocks=1, seed=2,
+        PROMPTS[:1],
+        schedule="static",
+        entropy_threshold=None,
+        block_size=2,
+        scope_blocks=1,
+        seed=2,
         diffusion_streamer=streamer,
-    )  # fmt: skip
+    )
     first = streamer.calls[1]
     assert first[1][2:].tolist() == [MASK] * 6 and first[2].tolist() == [False] * 2 + [True] * 6
 
