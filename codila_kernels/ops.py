@@ -190,9 +190,13 @@ def expected_embedding(
             f"{name}: stats are of {list(stats.top1_id.shape)} rows, logits have "
             f"{logits.shape[0]}; pass the statistics of all logits rows, not of the chosen ones"
         )
-    hard = temperature == 0 or top_k is not None
-    if _use_triton(name, impl, logits, None if hard else (logits, table)):
+    if _use_triton(name, impl, logits, (logits, table)):
         top1_id = None if stats is None else stats.top1_id
+        kept = 1 if temperature == 0 else top_k
+        if kept == 1 or (kept is not None and kept < width):
+            return operators.expected_embedding_top_k(
+                logits, table, rows, top1_id, kept, temperature, width, banned
+            )
         return operators.expected_embedding(
             logits, table, rows, top1_id, temperature, width, banned
         )

@@ -7,6 +7,7 @@ module per op.
 """
 
 from codila_kernels.operators.expected_embedding import expected_embedding
+from codila_kernels.operators.expected_embedding_top_k import expected_embedding_top_k
 from codila_kernels.operators.vocab_stats import vocab_stats
 
-__all__ = ["expected_embedding", "vocab_stats"]
+__all__ = ["expected_embedding", "expected_embedding_top_k", "vocab_stats"]

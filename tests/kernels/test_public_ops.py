@@ -98,7 +98,7 @@ def test_every_op_takes_the_selector(op):
         CALLS[op](impl="cuda")
 
 
-@pytest.mark.parametrize("op", ["head_stats", "expected_embedding top_k", "block_entropy",
+@pytest.mark.parametrize("op", ["head_stats", "block_entropy",
                                 "sample_tokens"])  # fmt: skip
 def test_triton_is_refused_where_there_is_no_kernel(op):
     with pytest.raises(RuntimeError, match="there is no Triton kernel for this op"):
