@@ -8,8 +8,8 @@ share the table's tile in cache. It walks its chunk in tiles [BLOCK_V, BLOCK_D] 
 loaded once and multiplied with every row tile, with an online softmax per row tile. A row meets the
 same instructions in the same order however many tiles stand beside it. Where a matrix instruction
 has 64 rows or more (sm_90, sm_100) the product is TRANSPOSED, ``out^T = E^T p^T``: the columns are
-its long side and 16 rows its short one, so that few rows waste nothing. It stores the unscaled sum [chunks, R, D] in float32; the
-programs of the first column tile also store (m, l) [2, chunks, R].
+its long side and 16 rows its short one, so that few rows waste nothing. It stores the unscaled sum
+[chunks, R, D] in float32; the programs of the first column tile also store (m, l) [2, chunks, R].
 *Combine*: one program per row and column tile merges the chunks, BLOCK_C at a time, ascending, and
 divides. It also stores (m, l) of the whole row, [2, R], which is what the backward pass needs.
 Bytes: the table ceil(R / 80) times, the logits once per column tile (after the first from cache),
@@ -57,8 +57,10 @@ def _row_tile(rows_ptr, top1_ptr, logits_ptr, logits_stride, r, rows, HAS_ROWS, 
 
 
 @triton.jit
-def _add_tile(acc, m, l, e, logits_row, r_here, cols, v_here, banned, scale,
-              HAS_TOP1, HAS_BANNED, DOT_IN_FP32, TRANSPOSED):  # fmt: skip
+def _add_tile(
+    acc, m, l, e, logits_row, r_here, cols, v_here, banned, scale,  # noqa: E741
+    HAS_TOP1, HAS_BANNED, DOT_IN_FP32, TRANSPOSED,
+):  # fmt: skip
     """Online update of (acc [BLOCK_R, BLOCK_D], or transposed, m, l) by e [BLOCK_V, BLOCK_D]."""
     z = tl.load(
         logits_row[:, None] + cols[None, :],
@@ -86,8 +88,10 @@ def _add_tile(acc, m, l, e, logits_row, r_here, cols, v_here, banned, scale,
 
 
 @triton.jit
-def _store_tile(acc_ptr, state_ptr, acc, m, l, r, d, part, rows, embedding, FIRST,
-                TRANSPOSED):  # noqa: E741  # fmt: skip
+def _store_tile(
+    acc_ptr, state_ptr, acc, m, l, r, d, part, rows, embedding, FIRST,  # noqa: E741
+    TRANSPOSED,
+):  # fmt: skip
     """Store a tile's partial sum and, from the first column tile, its state."""
     here = r < rows
     out = (part * rows + r) * embedding
@@ -288,17 +292,20 @@ def expected_embedding_triton(
     width: int,
     banned_ids: tuple[int, ...],
     config: ExpectedEmbeddingConfig | None = None,
-) -> tuple[Tensor, Tensor]:
+    whole: Tensor | None = None,
+) -> Tensor:
     """Launch both kernels on logits [R, >= width] and a table whose last strides are 1.
 
-    Returns the soft tokens, and (m, l) of each row [2, N], l NaN for rows without a distribution.
+    `whole` [2, N], contiguous float32, receives (m, l) of each row, l NaN where there is no
+    distribution: what the backward pass asks for.
     """
     device, embedding = logits.device, table.shape[1]
     chip = chip_of(device)
     config = config or expected_embedding_config(width, embedding, table.dtype, chip)
     count = logits.shape[0] if rows is None else rows.shape[0]
     out = torch.empty((count, embedding), dtype=table.dtype, device=device)
-    whole = torch.empty((2, count), dtype=torch.float32, device=device)
+    if whole is None:
+        whole = torch.empty((2, count), dtype=torch.float32, device=device)
     held = min(count, ROWS_PER_LAUNCH)
     acc = torch.empty((config.chunks, held, embedding), dtype=torch.float32, device=device)
     state = torch.empty((2, config.chunks, held), dtype=torch.float32, device=device)
@@ -353,4 +360,4 @@ def expected_embedding_triton(
             num_warps=4,
             enable_fp_fusion=False,
         )
-    return out, whole
+    return out

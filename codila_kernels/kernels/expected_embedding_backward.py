@@ -5,7 +5,7 @@ Soft, with g the gradient [N, D], o the output and p = 2^((z - m) s) / l of the 
     dE_v  = sum_r p_rv g_r                       one program owns [BLOCK_V, BLOCK_D] of the table
     dz_rv = p_rv / T * (g_r . E_v - g_r . o_r)   one program owns [BLOCK_R, BLOCK_V] of the logits
 
-The first walks the rows, the second the columns of the table, both ascending. Top-k, with weights w:
+The first walks the rows, the second the columns of the table, both ascending. Top-k, weights w:
 
     dE_v = sum over (r, j) with id_rj = v of w_rj g_r,   dz_rj = w_rj / T * (g_r . E_j - sum_i ...)
 

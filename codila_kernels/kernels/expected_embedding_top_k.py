@@ -31,7 +31,6 @@ from codila_kernels.configs import (
 from codila_kernels.kernels.online_softmax import LOG2_E, banned_bits, is_banned
 
 _NO_KEY = tl.constexpr(-(2**63))  # below the key of any logit
-_LAST_ID = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
@@ -41,7 +40,7 @@ def _keys(z, cols, in_range):
     z = tl.where(z == 0.0, 0.0, z)  # -0.0 equals 0.0, but its bits do not
     bits = z.to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats order backwards as integers
-    key = (ordered.to(tl.int64) << 32) | (_LAST_ID - cols).to(tl.int64)
+    key = (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - cols).to(tl.int64)
     return tl.where(in_range, key, _NO_KEY)
 
 
@@ -112,7 +111,7 @@ def _top_k_merge_kernel(
     z = tl.where(here, _key_logit(kept), float("-inf"))
     p = tl.exp2((z - tl.where(usable, m, 0.0)) * scale)
     weight = tl.where(usable, p / tl.sum(p, axis=0), float("nan"))
-    ids = _LAST_ID - (kept & _LAST_ID)
+    ids = 0x7FFFFFFF - (kept & 0x7FFFFFFF)
     tl.store(ids_ptr + row * top_k + slot, ids, mask=here)
     tl.store(weights_ptr + row * top_k + slot, weight, mask=here)
 

@@ -54,8 +54,10 @@ def _expected_embedding_device(
 ) -> tuple[Tensor, Tensor]:
     from codila_kernels.kernels.expected_embedding import expected_embedding_triton
 
+    count = logits.shape[0] if rows is None else rows.shape[0]
+    state = torch.empty((2, count), dtype=torch.float32, device=logits.device)
     with on_device_of(logits):
-        return expected_embedding_triton(
+        soft = expected_embedding_triton(
             unit_columns(logits),
             unit_columns(table),
             None if rows is None else rows.contiguous(),
@@ -63,7 +65,9 @@ def _expected_embedding_device(
             temperature,
             width,
             tuple(banned_ids),
+            whole=state,
         )
+    return soft, state
 
 
 @torch.library.register_fake("codila_kernels::expected_embedding")

@@ -50,10 +50,12 @@ def operator_samples(generator):
         (operators.expected_embedding, (logits, table, None, None, 1.0, 36, [])),
         (operators.expected_embedding, (logits, table, rows, top1, 0.5, 36, [1])),
         (operators.expected_embedding, (*both, rows, None, 0.5, 30, [])),
+        (operators.expected_embedding_top_k, (*both, rows, None, 3, 0.5, 30, [1])),
+        (operators.expected_embedding_top_k, (logits, table, rows, top1, 1, 1.0, 36, [])),
     ]
 
 
-@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("index", range(7))
 def test_operator_contracts(index, generator, monkeypatch):
     monkeypatch.undo()  # opcheck compares outputs of repeated calls, and traces torch.empty
     ck.vocab_stats  # noqa: B018  (registers the operators)
