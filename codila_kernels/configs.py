@@ -30,6 +30,9 @@ SHARED_MEMORY_LIMIT = {
 }
 """Bytes of shared memory that one program may use."""
 
+ROW_TILES = 5
+"""Most tiles of rows that one program of `expected_embedding` multiplies with a table tile."""
+
 
 @dataclass(frozen=True)
 class VocabStatsConfig:
@@ -42,13 +45,26 @@ class VocabStatsConfig:
 
 @dataclass(frozen=True)
 class ExpectedEmbeddingConfig:
-    """One program owns `block_r` rows, `block_d` columns of the table and `chunk` ids."""
+    """One program owns up to five tiles of `block_r` rows, `block_d` columns and `chunk` ids."""
 
     block_r: int
     block_v: int
     block_d: int
     chunk: int
     chunks: int
+    num_warps: int
+    num_stages: int
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class BackwardConfig:
+    """Tiles of the soft backward: `block_d` columns are written, `block_k` are summed over."""
+
+    block_r: int
+    block_v: int
+    block_d: int
+    block_k: int
     num_warps: int
     num_stages: int
 
@@ -107,22 +123,30 @@ def expected_embedding_config(
     width: int, embedding: int, dtype: torch.dtype, chip: str
 ) -> ExpectedEmbeddingConfig:
     """Config for `width` usable ids and a table [Va, `embedding`] in `dtype`."""
+    # Tiles of 16 rows, five to a program: 80 rows meet a tile of the table that was loaded once,
+    # and the matrix instruction of a row is that of 16 rows whatever the batch.
+    block_r = 16
     if chip == "interpreter":
-        block_r, block_v, block_d, num_warps, num_stages = 16, 32, 64, 4, 1
+        block_v, block_d, num_warps, num_stages = 32, 64, 4, 1
     elif dtype not in _LOW_PRECISION:
         # IEEE float32 products run on the ordinary units: small tiles keep operands in registers
-        block_r, block_v, block_d, num_warps, num_stages = 16, 32, 64, 4, 2
-    elif chip == "gfx942":
-        block_r, block_v, block_d, num_warps, num_stages = 64, 64, 128, 4, 2
+        block_v, block_d, num_warps, num_stages = 32, 128, 8, 2
     else:
-        # 64 rows are one warp-group instruction and hold a usual step's rows in a single tile, so
-        # that the table crosses the chip once; 64 x 128 float32 sums are 64 registers a thread
-        block_r, block_v, block_d, num_warps, num_stages = 64, 64, 128, 4, 3
+        # 5 x 256 x 16 float32 sums are 80 registers a thread of 8 warps; at D = 1024 the logits
+        # cross four column tiles. On sm_80 the operands are in registers too: 255 with 64 ids,
+        # 233 with 32.
+        block_v, num_stages = {"sm_80": (32, 4), "gfx942": (64, 2)}.get(chip, (64, 3))
+        block_d, num_warps = 256, 8
     block_d = min(block_d, max(16, next_power_of_two(embedding)))
     block_v = min(block_v, max(16, next_power_of_two(width)))
-    # Two programs per multiprocessor and tile of rows; each chunk costs a partial sum [R, D] in
-    # float32, written and read again, so a chunk is at least four tiles long.
-    wanted = ceil_div(2 * _CORES[chip], ceil_div(embedding, block_d))
+    # Two programs per multiprocessor, one where their partial sums [80, D], written and read in
+    # float32, would be more than a fifth of the table; a chunk is at least four tiles long. What
+    # 16 chunks hold stays in cache and does not count.
+    columns = ceil_div(embedding, block_d)
+    most = max(16, width * dtype.itemsize // (5 * 8 * ROW_TILES * block_r))
+    wanted = ceil_div(2 * _CORES[chip], columns)
+    if wanted > most:
+        wanted = min(most, ceil_div(_CORES[chip], columns))
     wanted = max(1, min(wanted, ceil_div(width, 4 * block_v)))
     chunk = block_v * ceil_div(ceil_div(width, wanted), block_v)
     return ExpectedEmbeddingConfig(
@@ -133,6 +157,8 @@ def expected_embedding_config(
         chunks=ceil_div(width, chunk),
         num_warps=num_warps,
         num_stages=num_stages,
+        # warp-group instructions have 64 or 128 rows; those of the others have 16
+        transposed=chip in ("sm_90", "sm_100") and dtype in _LOW_PRECISION,
     )
 
 
@@ -202,9 +228,44 @@ def sample_tokens_config(width: int, dtype: torch.dtype, chip: str) -> SampleTok
     )
 
 
+def backward_config(width: int, embedding: int, dtype: torch.dtype, chip: str) -> BackwardConfig:
+    """Config of the soft backward for a table in `dtype`."""
+    least = max(16, next_power_of_two(embedding))
+    if chip == "interpreter":
+        return BackwardConfig(16, 32, min(64, least), min(32, least), 4, 1)
+    if dtype not in _LOW_PRECISION:
+        return BackwardConfig(32, 64, min(64, least), min(32, least), 8, 2)
+    return BackwardConfig(32, 128, min(128, least), min(64, least), 8, 2)
+
+
+def top_k_config(width: int, dtype: torch.dtype, chip: str) -> VocabStatsConfig:
+    """Config for finding the largest of `width` usable columns: int64 keys, 64 registers."""
+    return vocab_stats_config(width, dtype, chip)
+
+
+def gather_blocks(top_k: int, embedding: int) -> tuple[int, int]:
+    """Table rows and columns that one program of the top-k gather holds at once."""
+    return min(8, next_power_of_two(top_k)), min(256, max(16, next_power_of_two(embedding)))
+
+
+def row_groups(rows: int, block_r: int) -> tuple[int, int]:
+    """Row groups of a launch, and the tiles of `block_r` rows in each: the fewest, evenly filled.
+
+    The one choice that knows the rows: it says which rows share a program, not how one is added up.
+    """
+    tiles = max(1, ceil_div(rows, block_r))
+    groups = ceil_div(tiles, ROW_TILES)
+    return groups, ceil_div(tiles, groups)
+
+
 def combine_block(embedding: int) -> int:
     """Columns that one program of a combine kernel owns."""
-    return min(256, max(16, next_power_of_two(embedding)))
+    return min(64, max(16, next_power_of_two(embedding)))
+
+
+def combine_chunks(chunks: int) -> int:
+    """Chunks whose partial sums a combine kernel holds at once: 64 x 64 are 32 registers."""
+    return min(64, next_power_of_two(chunks))
 
 
 def chip_of(device: torch.device) -> str:

@@ -206,9 +206,13 @@ def expected_embedding(
     if stats is not None:
         checks.check_integer_vector(name, "stats.top1_id", stats.top1_id)
         checks.check_device(name, "logits", logits, "stats.top1_id", stats.top1_id)
-    hard = temperature == 0 or top_k is not None
-    if _use_triton(name, impl, logits, None if hard else (logits, table)):
+    if _use_triton(name, impl, logits, (logits, table)):
         top1_id = None if stats is None else stats.top1_id
+        kept = 1 if temperature == 0 else top_k
+        if kept == 1 or (kept is not None and kept < width):
+            return operators.expected_embedding_top_k(
+                logits, table, rows, top1_id, kept, temperature, width, banned
+            )
         return operators.expected_embedding(
             logits, table, rows, top1_id, temperature, width, banned
         )

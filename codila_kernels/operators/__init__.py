@@ -8,8 +8,16 @@ module per op.
 
 from codila_kernels.operators.block_entropy import block_entropy
 from codila_kernels.operators.expected_embedding import expected_embedding
+from codila_kernels.operators.expected_embedding_top_k import expected_embedding_top_k
 from codila_kernels.operators.head_stats import head_stats
 from codila_kernels.operators.sample_tokens import sample_tokens
 from codila_kernels.operators.vocab_stats import vocab_stats
 
-__all__ = ["block_entropy", "expected_embedding", "head_stats", "sample_tokens", "vocab_stats"]
+__all__ = [
+    "block_entropy",
+    "expected_embedding",
+    "expected_embedding_top_k",
+    "head_stats",
+    "sample_tokens",
+    "vocab_stats",
+]

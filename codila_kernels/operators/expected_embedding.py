@@ -1,4 +1,4 @@
-"""``codila_kernels::expected_embedding`` and its gradient."""
+"""``codila_kernels::expected_embedding`` and its gradient, ``..._backward``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ _BACKWARD_CHUNK = 16384
 torch.library.define(
     "codila_kernels::expected_embedding",
     "(Tensor logits, Tensor table, Tensor? rows, Tensor? top1_id, float temperature,"
-    " SymInt width, int[] banned_ids) -> Tensor",
+    " SymInt width, int[] banned_ids) -> (Tensor, Tensor)",
+)
+torch.library.define(
+    "codila_kernels::expected_embedding_backward",
+    "(Tensor grad, Tensor output, Tensor state, Tensor logits, Tensor table, Tensor? rows,"
+    " float temperature, SymInt width, int[] banned_ids, bool needs_logits, bool needs_table)"
+    " -> (Tensor, Tensor)",
 )
 
 
@@ -33,7 +39,7 @@ def expected_embedding(
     """Call the operator: soft tokens [N or R, D]."""
     return torch.ops.codila_kernels.expected_embedding(
         logits, table, rows, top1_id, float(temperature), width, banned_ids
-    )
+    )[0]
 
 
 @torch.library.impl("codila_kernels::expected_embedding", DEVICES)
@@ -45,11 +51,13 @@ def _expected_embedding_device(
     temperature: float,
     width: int,
     banned_ids: Sequence[int],
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     from codila_kernels.kernels.expected_embedding import expected_embedding_triton
 
+    count = logits.shape[0] if rows is None else rows.shape[0]
+    state = torch.empty((2, count), dtype=torch.float32, device=logits.device)
     with on_device_of(logits):
-        return expected_embedding_triton(
+        soft = expected_embedding_triton(
             unit_columns(logits),
             unit_columns(table),
             None if rows is None else rows.contiguous(),
@@ -57,7 +65,9 @@ def _expected_embedding_device(
             temperature,
             width,
             tuple(banned_ids),
+            whole=state,
         )
+    return soft, state
 
 
 @torch.library.register_fake("codila_kernels::expected_embedding")
@@ -69,30 +79,81 @@ def _expected_embedding_fake(
     temperature: float,
     width: int,
     banned_ids: Sequence[int],
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     count = logits.shape[0] if rows is None else rows.shape[0]
-    return table.new_empty((count, table.shape[1]))
+    state = logits.new_empty((2, count), dtype=torch.float32)
+    return table.new_empty((count, table.shape[1])), state
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    logits, table, rows, _, ctx.temperature, ctx.width, ctx.banned_ids = inputs
-    ctx.save_for_backward(logits, table, rows, output)
+@torch.library.impl("codila_kernels::expected_embedding_backward", DEVICES)
+def _backward_device(
+    grad: Tensor,
+    output: Tensor,
+    state: Tensor,
+    logits: Tensor,
+    table: Tensor,
+    rows: Tensor | None,
+    temperature: float,
+    width: int,
+    banned_ids: Sequence[int],
+    needs_logits: bool,
+    needs_table: bool,
+) -> tuple[Tensor, Tensor]:
+    from codila_kernels.kernels.expected_embedding_backward import soft_backward_triton
+
+    with on_device_of(logits):
+        return soft_backward_triton(
+            grad.contiguous(),
+            output,
+            state,
+            unit_columns(logits),
+            unit_columns(table),
+            None if rows is None else rows.contiguous(),
+            temperature,
+            width,
+            tuple(banned_ids),
+            (needs_logits, needs_table),
+        )
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    logits, table, rows, output = ctx.saved_tensors
-    grad_logits, grad_table = expected_embedding_backward(
-        grad,
-        output,
-        logits,
-        table,
-        rows,
-        ctx.temperature,
-        ctx.width,
-        ctx.banned_ids,
-        needs=(ctx.needs_input_grad[0], ctx.needs_input_grad[1]),
+@torch.library.register_fake("codila_kernels::expected_embedding_backward")
+def _backward_fake(
+    grad: Tensor,
+    output: Tensor,
+    state: Tensor,
+    logits: Tensor,
+    table: Tensor,
+    rows: Tensor | None,
+    temperature: float,
+    width: int,
+    banned_ids: Sequence[int],
+    needs_logits: bool,
+    needs_table: bool,
+) -> tuple[Tensor, Tensor]:
+    return (
+        logits.new_empty(logits.shape if needs_logits else (0,)),
+        table.new_empty(table.shape if needs_table else (0,)),
     )
-    return grad_logits, grad_table, None, None, None, None, None
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    logits, table, rows, _, ctx.temperature, ctx.width, ctx.banned_ids = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(logits, table, rows, *output)
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    logits, table, rows, output, state = ctx.saved_tensors
+    needs = ctx.needs_input_grad[:2]
+    grad_logits, grad_table = torch.ops.codila_kernels.expected_embedding_backward(
+        grad, output, state, logits, table, rows,
+        ctx.temperature, ctx.width, ctx.banned_ids, *needs,
+    )  # fmt: skip
+    return (
+        grad_logits if needs[0] else None,
+        grad_table if needs[1] else None,
+        *(None,) * 5,
+    )
 
 
 torch.library.register_autograd(
@@ -111,7 +172,7 @@ def expected_embedding_backward(
     banned_ids: Sequence[int],
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the soft token with respect to logits and table, as far as they are needed.
+    """The gradients in plain torch, float64 included: the specification of the kernels' ones.
 
     With g the gradient [N, D], p the probabilities and o the output:
 

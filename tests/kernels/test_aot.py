@@ -38,6 +38,13 @@ def test_compiles_within_the_chip(chip):
         "sample_tokens_edge",
         "sample_tokens_sum_split",
         "sample_tokens_pick",
+        "top_k_split",
+        "top_k_merge",
+        "top_k_gather",
+        "soft_table_gradient",
+        "soft_logits_gradient",
+        "run_sum",
+        "top_k_product",
     }
     for build in builds:
         resources = aot.compile_build(build, chip)

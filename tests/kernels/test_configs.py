@@ -20,6 +20,8 @@ WIDTHS = (1, 15, 128, 1_088, 4_097, 151_936, 152_064, 262_144)
         configs.expected_embedding_config,
         configs.head_stats_config,
         configs.sample_tokens_config,
+        configs.top_k_config,
+        configs.backward_config,
     ],
 )
 def test_configs_know_nothing_of_the_rows(function):
@@ -60,8 +62,17 @@ def test_real_sizes_fill_the_chip_and_keep_partial_sums_small(chip):
     config = configs.expected_embedding_config(151_936, 1024, torch.bfloat16, chip)
     programs = config.chunks * configs.ceil_div(1024, config.block_d)
     assert programs >= configs._CORES[chip]
-    partial_sums = 2 * config.chunks * 40 * 1024 * 4  # 40 rows, written and read
-    assert partial_sums < 0.1 * 151_936 * 1024 * 2
+    for rows, share in ((16, 0.05), (80, 0.2)):
+        partial_sums = 2 * config.chunks * rows * 1024 * 4  # written and read
+        assert partial_sums <= share * 151_936 * 1024 * 2
+    assert configs.ceil_div(1024, config.block_d) <= 4  # times that the logits are read
+
+
+@pytest.mark.parametrize("rows", [0, 1, 16, 17, 80, 81, 160, 161, 640])
+def test_row_groups_cover_the_rows_and_are_as_few_as_can_be(rows):
+    groups, tiles = configs.row_groups(rows, 16)
+    assert groups == max(1, configs.ceil_div(rows, 80))  # times that the table is read
+    assert 1 <= tiles <= 5 and groups * tiles * 16 >= rows
 
 
 def test_chip_of_the_cpu_is_the_interpreter():

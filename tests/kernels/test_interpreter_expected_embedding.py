@@ -133,3 +133,40 @@ def test_only_the_needed_gradient_is_computed(generator):
     arguments = (torch.ones_like(out), out, logits, table, None, 1.0, 9, ())
     assert expected_embedding_backward(*arguments, needs=(False, True))[0] is None
     assert expected_embedding_backward(*arguments, needs=(True, False))[1] is None
+
+
+@pytest.mark.parametrize(
+    "logits_dtype, table_dtype",
+    [
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float16),
+        (torch.bfloat16, torch.float32),
+    ],
+    ids=str,
+)
+def test_logits_and_table_of_different_dtypes(logits_dtype, table_dtype, generator):
+    logits = (torch.randn(2, 100, generator=generator) * 3).to(logits_dtype)
+    table = torch.randn(100, 20, generator=generator).to(table_dtype)
+    check_soft(ck.expected_embedding(logits, table, impl="triton"), rows_of(logits, 1.0), table)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_row_has_the_same_bits_in_any_batch(transposed, generator):
+    """1, 2, 5 and 6 tiles of 16 rows, in one group and two; and other neighbours."""
+    from codila_kernels.kernels.expected_embedding import expected_embedding_triton
+
+    logits = torch.randn(81, 70, generator=generator) * 3
+    table = torch.randn(70, 20, generator=generator)
+    config = ExpectedEmbeddingConfig(16, 32, 32, 64, 2, 4, 1, transposed)
+    whole = expected_embedding_triton(logits, table, None, None, 0.7, 70, (), config)
+    check_soft(whole, rows_of(logits, 0.7), table)
+    for rows in (1, 16, 17, 80):
+        part = expected_embedding_triton(logits[:rows], table, None, None, 0.7, 70, (), config)
+        assert torch.equal(part, whole[:rows])
+    # places in a tile stay what they were: numpy's product may round by place, a device's does not
+    picked = torch.tensor([80, *range(17, 31), 80])
+    logits[50:] = math.nan
+    logits[80] = -math.inf
+    part = expected_embedding_triton(logits, table, picked, None, 0.7, 70, (), config)
+    assert torch.equal(part[1:15], whole[17:31])
+    assert part[[0, 15]].isnan().all()

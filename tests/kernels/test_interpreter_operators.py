@@ -60,6 +60,8 @@ def operator_samples(generator):
         (operators.expected_embedding, (*both, rows, None, 0.5, 30, [])),
         (operators.head_stats, (hidden.detach(), head.detach(), None, 0.0, 40, [])),
         (operators.head_stats, (hidden, head, bias, 0.5, 36, [1])),
+        (operators.expected_embedding_top_k, (*both, rows, None, 3, 0.5, 30, [1])),
+        (operators.expected_embedding_top_k, (logits, table, rows, top1, 1, 1.0, 36, [])),
         *sampling_samples(logits[:1]),
     ]
 
@@ -74,7 +76,7 @@ def sampling_samples(logits):
     ]
 
 
-@pytest.mark.parametrize("index", range(9))
+@pytest.mark.parametrize("index", range(11))
 def test_operator_contracts(index, generator, monkeypatch):
     monkeypatch.undo()  # opcheck compares outputs of repeated calls, and traces torch.empty
     ck.vocab_stats  # noqa: B018  (registers the operators)
