@@ -214,6 +214,7 @@ def main(
     tasks = method_tasks(scopes, quick)
     tasks = [t for t in tasks if not method or t.identity["method"] in method]
     todo = [t for t in tasks if saved.find(t.identity) is None]
+    todo.sort(key=lambda t: not at_chosen_scope(t.identity, scopes))  # what is plotted first
     for task, result in evaluate_all(pair, todo, n=n, split="test", jobs=jobs or cores()):
         saved.put(task.identity | accuracy(result))
     measure_speed(pair, tasks, saved)
