@@ -9,10 +9,6 @@ import torch
 from torch import Tensor
 
 from codila_kernels.operators.common import DEVICES, on_device_of, unit_columns
-from codila_kernels.reference import usable_logits
-
-# Vocabulary columns whose probabilities the backward pass holds at a time.
-_BACKWARD_CHUNK = 16384
 
 torch.library.define(
     "codila_kernels::expected_embedding",
@@ -159,56 +155,3 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
 torch.library.register_autograd(
     "codila_kernels::expected_embedding", _backward, setup_context=_setup_context
 )
-
-
-def expected_embedding_backward(
-    grad: Tensor,
-    output: Tensor,
-    logits: Tensor,
-    table: Tensor,
-    rows: Tensor | None,
-    temperature: float,
-    width: int,
-    banned_ids: Sequence[int],
-    needs: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients in plain torch, float64 included: the specification of the kernels' ones.
-
-    With g the gradient [N, D], p the probabilities and o the output:
-
-        dE_v  = sum_r p_rv g_r
-        dz_rv = p_rv / T * (g_r . E_v - g_r . o_r)
-
-    The probabilities are recomputed piece by piece of the vocabulary, in float32: memory is that
-    of one piece, [N, 16384], beside the gradients themselves. Where `rows` repeats a row of
-    logits its gradients are added up, on a GPU in no fixed order.
-    """
-
-    def piece(start: int) -> Tensor:
-        stop = min(start + _BACKWARD_CHUNK, width)
-        part = logits[:, start:stop] if rows is None else logits[:, start:stop][rows]
-        return usable_logits(part, None, [i - start for i in banned_ids if start <= i < stop])
-
-    starts = range(0, width, _BACKWARD_CHUNK)
-    m = torch.stack([piece(start).amax(-1) for start in starts]).amax(0).unsqueeze(-1)
-
-    def exponentials(start: int) -> Tensor:
-        return ((piece(start) - m) / temperature).exp()
-
-    total = torch.stack([exponentials(start).sum(-1) for start in starts]).sum(0).unsqueeze(-1)
-    g = grad.to(total.dtype)
-    along = (g * output).sum(-1, keepdim=True)
-    grad_table = torch.zeros_like(table) if needs[1] else None
-    grad_logits = torch.zeros_like(logits) if needs[0] else None
-    for start in starts:
-        p = exponentials(start) / total
-        part = slice(start, start + p.shape[-1])
-        if grad_table is not None:
-            grad_table[part] = (p.mT @ g).to(table.dtype)
-        if grad_logits is not None:
-            dz = p / temperature * (g @ table[part].to(g.dtype).mT - along)
-            if rows is None:
-                grad_logits[:, part] = dz.to(logits.dtype)
-            else:
-                grad_logits[:, part].index_add_(0, rows, dz.to(logits.dtype))
-    return grad_logits, grad_table

@@ -9,7 +9,6 @@ import torch
 from kernel_definitions import distribution, expected_embedding, expected_embedding_budget
 
 import codila_kernels as ck
-from codila_kernels.operators.expected_embedding import expected_embedding_backward
 from codila_kernels.reference import largest_ids
 
 
@@ -156,25 +155,6 @@ def test_hard_token_has_a_gradient_to_the_table_only(generator):
     ck.expected_embedding(logits, table, top_k=1).sum().backward()
     assert logits.grad is None and table.grad is not None
     assert table.grad.sum() == 3 * 2
-
-
-@pytest.mark.parametrize("with_rows", [False, True])
-@pytest.mark.parametrize("width", [30, 16_384 + 5], ids=["one piece", "two pieces"])
-def test_recomputing_backward_equals_autograd(with_rows, width, generator):
-    """The backward pass of the kernel, which stores no probabilities, against autograd's."""
-    logits = torch.randn(3, width + 2, generator=generator).double().requires_grad_()
-    table = torch.randn(width, 4, generator=generator).double().requires_grad_()
-    rows = torch.tensor([1, 2, 1]) if with_rows else None
-    columns = dict(temperature=0.7, valid_vocab=width, banned_ids=(0, width - 1))
-    out = ck.expected_embedding(logits, table, rows=rows, impl="torch", **columns)
-    grad = torch.randn(out.shape, generator=generator).double()
-    want = torch.autograd.grad(out, (logits, table), grad)
-    got = expected_embedding_backward(
-        grad, out.detach(), logits.detach(), table.detach(), rows, 0.7, width, (0, width - 1),
-        needs=(True, True),
-    )  # fmt: skip
-    for ours, theirs in zip(got, want, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
 def test_no_rows(generator):

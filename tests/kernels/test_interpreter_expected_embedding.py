@@ -11,7 +11,6 @@ from interpreter_checks import INTERPRETER, check_soft, rows_of
 import codila_kernels as ck
 from codila_kernels.configs import ExpectedEmbeddingConfig
 from codila_kernels.configs import expected_embedding_config as soft_config
-from codila_kernels.operators.expected_embedding import expected_embedding_backward
 
 pytestmark = INTERPRETER
 
@@ -124,15 +123,6 @@ def test_gradients(with_rows, generator):
     want = torch.autograd.grad(ck.expected_embedding(*exact, **options), exact, grad.double())
     for ours, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-6)
-
-
-def test_only_the_needed_gradient_is_computed(generator):
-    logits = torch.randn(2, 9, generator=generator)
-    table = torch.randn(9, 3, generator=generator)
-    out = ck.expected_embedding(logits, table, impl="triton")
-    arguments = (torch.ones_like(out), out, logits, table, None, 1.0, 9, ())
-    assert expected_embedding_backward(*arguments, needs=(False, True))[0] is None
-    assert expected_embedding_backward(*arguments, needs=(True, False))[1] is None
 
 
 @pytest.mark.parametrize(
