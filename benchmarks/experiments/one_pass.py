@@ -24,6 +24,7 @@ from codila_kernels.configs import (
     _CORES,
     ceil_div,
     combine_block,
+    combine_chunks,
     expected_embedding_config,
     head_stats_config,
     next_power_of_two,
@@ -157,12 +158,15 @@ def one_pass(
         acc_ptr=acc,
         state_ptr=state,
         out_ptr=out,
+        whole_ptr=torch.empty((2, rows), dtype=torch.float32, device=out.device),
         rows=rows,
         chunks=chunks,
         embedding=embedding,
+        whole_stride=rows,
         scale=LOG2_E / temperature,
+        BLOCK_C=combine_chunks(chunks),
         BLOCK_D=block_d,
-        num_warps=1,
+        num_warps=4,
     )
     return out
 
@@ -189,8 +193,10 @@ def main() -> None:
         print(f"R = {rows}: MB, two kernels and one pass")
         for name, (two, one) in counts(rows).items():
             print(f"  {name:34} {two:9.1f} {one:9.1f}")
-        held = max(16, rows) * 1024 * 4 // 1024
-        print(f"  sums that a program holds, kB      {64 * 128 * 4 // 1024:9} {held:9}")
+        held = ceil_div(rows, 16) * 16 * 4  # bytes per column of whole tiles of 16 rows
+        print(
+            f"  sums that a program holds, kB      {held * 256 // 1024:9} {held * 1024 // 1024:9}"
+        )
 
 
 if __name__ == "__main__":
