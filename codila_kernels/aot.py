@@ -14,6 +14,7 @@ torch tensors of real vocabularies; without that the compiler may not load more 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,11 +193,11 @@ def _read_amd(compiled: Any) -> tuple[int, int, str]:
     return count("vgpr_count"), spilled + count("private_segment_fixed_size"), text
 
 
-def report(chips: Sequence[str]) -> Iterator[Resources]:
-    """Resources of every build for `chips`, one by one as they are compiled."""
-    for chip in chips:
-        for build in builds(chip):
-            yield compile_build(build, chip)
+def compile_all(pairs: Sequence[tuple[Build, str]]) -> Iterator[Resources]:
+    """Resources of (build, chip) pairs, in order, compiled in one process per processor."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=os.cpu_count(), mp_context=spawn) as pool:
+        yield from pool.map(compile_build, *zip(*pairs, strict=True))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -222,7 +224,7 @@ def main(arguments: Sequence[str]) -> int:
         )  # fmt: skip
     )
     failed = 0
-    for row in report(arguments or CHIPS):
+    for row in compile_all([(b, chip) for chip in arguments or CHIPS for b in builds(chip)]):
         problems = row.problems
         failed += bool(problems)
         print(

@@ -23,10 +23,15 @@ def fullest_builds(chip: str) -> list[aot.Build]:
     return list(chosen.values())
 
 
+@pytest.fixture(scope="module")
+def compiled() -> list[aot.Resources]:
+    return list(aot.compile_all([(b, chip) for chip in CHIPS for b in fullest_builds(chip)]))
+
+
 @pytest.mark.parametrize("chip", CHIPS)
-def test_compiles_within_the_chip(chip):
-    builds = fullest_builds(chip)
-    assert {build.kernel for build in builds} == {
+def test_compiles_within_the_chip(chip, compiled):
+    rows = [resources for resources in compiled if resources.chip == chip]
+    assert {resources.build.kernel for resources in rows} == {
         "vocab_stats_split",
         "vocab_stats_combine",
         "expected_embedding_split",
@@ -46,8 +51,8 @@ def test_compiles_within_the_chip(chip):
         "run_sum",
         "top_k_product",
     }
-    for build in builds:
-        resources = aot.compile_build(build, chip)
+    for resources in rows:
+        build = resources.build
         assert not resources.problems, (build.kernel, build.variant, resources.problems)
         if build.kernel.endswith("split"):
             assert resources.load_bits == 128, (build.kernel, build.variant)
