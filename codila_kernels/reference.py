@@ -468,8 +468,7 @@ def sample_tokens_reference(
             )
             for group in groups
         ]
-        ids, probs = zip(*drawn, strict=True)
-        return torch.cat(ids), torch.cat(probs)
+        return torch.cat([ids for ids, _ in drawn]), torch.cat([probs for _, probs in drawn])
     z = usable_logits(logits, valid_vocab, banned_ids)
     m, top1 = z.max(dim=-1)
     unusable = ~m.isfinite()

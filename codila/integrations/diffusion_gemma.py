@@ -270,7 +270,7 @@ def _self_conditioning_inputs(
     """What `forward` hands to the self-conditioning, the second row being masked."""
     from transformers import DynamicCache
 
-    device = decoder.embed_tokens.weight.device  # type: ignore[union-attr]
+    device: Any = decoder.embed_tokens.weight.device  # type: ignore[union-attr]
     arguments: dict[str, Any] = {
         "decoder_input_ids": torch.zeros(2, 1, dtype=torch.int64, device=device),
         _LOGITS: logits,
