@@ -4,7 +4,8 @@
 
 The paper's Figures 4 and 5 and Tables 1 and 4 in miniature. Scopes are the ones that
 ``benchmarks.scopes`` chose on the dev split, per method and block size; the bases and static CoDiLA
-are measured at the paper's 10 blocks as well. Every point is saved as it is done; the same command goes on where it stopped.
+are measured at the paper's 10 blocks as well. Every point is saved as it is done; the same command
+goes on where it stopped.
 """
 
 from __future__ import annotations
