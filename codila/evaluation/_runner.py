@@ -65,8 +65,6 @@ PROCESS_EVENTS = {
     "os.system": "starting a process",
     "pty.spawn": "starting a process",
     "subprocess.Popen": "starting a process",
-    "ctypes.dlopen": "loading a library",
-    "ctypes.dlsym": "loading a library",
 }
 # A socket that is never bound or connected is harmless (asyncio makes a pair), so creation is not.
 SOCKET_EVENTS = {"socket.__new__", "socket.gethostname"}

@@ -10,9 +10,9 @@ What contains a program: a process and session of its own, killed as a group at 
 clock, and CPU time as a second bound; limits on address space, on the size of any file that it
 writes, and on core dumps; a fresh working directory that is deleted afterwards; an empty
 environment, stdin at its end, stdout and stderr discarded; no site packages unless asked for;
-and an audit hook that refuses new processes, foreign libraries, network addresses, signals to other
-processes, and changes to files outside the working directory (but for `os.open` relative to a
-`dir_fd`, which no audit event tells apart). Limits that a platform lacks are left out (macOS
+and an audit hook that refuses new processes, network addresses, signals to other processes, and
+changes to files outside the working directory (but for `os.open` relative to a `dir_fd` and what
+`ctypes` calls, which no audit event tells apart). Limits that a platform lacks are left out (macOS
 does not enforce the address space; RLIMIT_NPROC does not bind root). The number of files in the
 working directory is not limited.
 """
