@@ -350,9 +350,9 @@ def _train_ar(
 ) -> None:
     """Train AR models on a DLM's soft tokens; the checkpoints are OUTPUT/ar, OUTPUT/ar-top3, ..."""
     with _errors_on_one_line(debug):
-        from codila.training.ar import ARRecipe, train_ar
+        from codila.training.ar import ARRecipe, ar_folder, train_ar
         from codila.training.config import load_recipe
-        from codila.training.export import FOLDERS, export_ars
+        from codila.training.export import export_ars
 
         changes = parse_assignments(assignments or []) | {"steps": steps, "seed": seed}
         with wrong_types_are_values("the recipe"):
@@ -365,7 +365,7 @@ def _train_ar(
         training = train_ar(recipe, output)
         export_ars(training, output)
         for name in recipe.conditioning:
-            typer.echo(f"checkpoint: {output / FOLDERS.get(name, f'ar-{name}')}")
+            typer.echo(f"checkpoint: {output / ar_folder(name)}")
 
 
 if __name__ == "__main__":

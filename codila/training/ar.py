@@ -22,7 +22,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from codila.block_decoder import BlockDecoder
 from codila.conditioning import VocabularyBridge, parse_conditioning, soft_tokens
 from codila.models.dream import DreamModel
-from codila.models.loading import ar_metadata, load_tokenizer
+from codila.models.loading import ar_metadata, load_ar, load_tokenizer
 from codila.toy.corpus import encode_corpus
 from codila.training.corruption import mask_units, nelbo_weight, stratified_times
 from codila.training.data import Batch, Batches
@@ -31,7 +31,11 @@ from codila.training.engine import Loop, LoopConfig
 
 @dataclasses.dataclass(frozen=True)
 class ARRecipe:
-    """Everything that decides an AR run. ``model`` holds :class:`Qwen3Config` keys."""
+    """Everything that decides an AR run. ``model`` holds :class:`Qwen3Config` keys.
+
+    ``init`` names the output folder of an earlier run (``ar``, ``ar-top3``, ...): each model starts
+    from the one of its conditioning, whose configuration then replaces ``model``.
+    """
 
     dlm: str
     tokenizer: str
@@ -39,6 +43,7 @@ class ARRecipe:
     pairs: int
     rows: int
     steps: int
+    init: str | None = None
     block_sizes: tuple[int, ...] = (2, 4, 8)
     conditioning: tuple[str, ...] = ("soft", "top-3", "top-1")
     boundaries: tuple[str, str] = ("<think>", "</think>")
@@ -131,14 +136,7 @@ class ARTraining:
         self.decoders: dict[str, BlockDecoder] = {}
         for conditioning in recipe.conditioning:
             parse_conditioning(conditioning)
-            torch.manual_seed(recipe.seed)
-            model = Qwen3ForCausalLM(
-                Qwen3Config(**recipe.model, eos_token_id=eos, pad_token_id=eos, bos_token_id=None)
-            )
-            if recipe.embeddings_from_dlm:
-                with torch.no_grad():
-                    source = self.dlm.model.embed_tokens.weight[: eos + 1]
-                    model.model.embed_tokens.weight[: eos + 1] = source
+            model = _first_model(recipe, self.dlm, conditioning)
             self.models[conditioning] = model
             self.decoders[conditioning] = BlockDecoder(model, self.bridge, (opening, closing))
         backend = tokenizer.backend_tokenizer
@@ -204,6 +202,27 @@ class ARTraining:
                 count += blocks.ids.numel()
             figures |= {f"{name}/B{size}": total / count for name, total in totals.items()}
         return figures
+
+
+def _first_model(recipe: ARRecipe, dlm: DreamModel, conditioning: str) -> Any:
+    """The model that training of a conditioning starts from."""
+    if recipe.init is not None:
+        return load_ar(Path(recipe.init) / ar_folder(conditioning))
+    torch.manual_seed(recipe.seed)
+    eos = dlm.eos_token_id
+    model = Qwen3ForCausalLM(
+        Qwen3Config(**recipe.model, eos_token_id=eos, pad_token_id=eos, bos_token_id=None)
+    )
+    if recipe.embeddings_from_dlm:
+        with torch.no_grad():
+            source = dlm.model.embed_tokens.weight[: eos + 1]
+            model.model.embed_tokens.weight[: eos + 1] = source
+    return model
+
+
+def ar_folder(conditioning: str) -> str:
+    """Name of the checkpoint folder of a conditioning: ``ar``, ``ar-top3``, ``ar-top1``, ..."""
+    return "ar" if conditioning == "soft" else f"ar-{conditioning.replace('-', '')}"
 
 
 def train_ar(recipe: ARRecipe, folder: Path) -> ARTraining:

@@ -12,10 +12,7 @@ import torch
 
 from codila.models.dream import DreamModel
 from codila.models.loading import load_tokenizer
-from codila.training.ar import ARTraining, write_metadata
-
-FOLDERS = {"soft": "ar", "top-3": "ar-top3", "top-1": "ar-top1"}
-"""Folder name of each conditioning in a bundled pair."""
+from codila.training.ar import ARTraining, ar_folder, write_metadata
 
 
 def export_dlm(model: DreamModel, tokenizer_folder: str, folder: Path) -> None:
@@ -31,7 +28,7 @@ def export_ars(training: ARTraining, folder: Path) -> None:
             _write(model, training.recipe.tokenizer, scratch)
             write_metadata(training, conditioning, scratch)
 
-        _replace(folder / FOLDERS.get(conditioning, f"ar-{conditioning}"), fill)
+        _replace(folder / ar_folder(conditioning), fill)
 
 
 def _write(model: Any, tokenizer_folder: str, scratch: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,15 @@ def test_exported_models_form_pairs_with_their_dlm(
         ids = pair.tokenizer("def f(nums):\n", return_tensors="pt").input_ids
         out = pair.generate(ids, max_new_tokens=16, seed=0)
         assert out.sequences.shape == (1, ids.shape[1] + 16)
+
+
+def test_a_run_goes_on_from_the_models_of_an_earlier_one(
+    ar_recipe: ARRecipe, tmp_path: Path
+) -> None:
+    first = train_ar(ar_recipe, tmp_path / "run")
+    export_ars(first, tmp_path / "models")
+    second = ARTraining(dataclasses.replace(ar_recipe, init=str(tmp_path / "models")))
+    for conditioning, model in second.models.items():
+        expected = first.models[conditioning].state_dict()
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, expected[name].bfloat16().float()), (conditioning, name)
