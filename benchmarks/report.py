@@ -53,7 +53,7 @@ class PointFile:
                     f"{path} holds points of other settings {saved.get('settings')}, these are "
                     f"{settings}: give another --json, or remove the file"
                 )
-            if saved["environment"] != self.environment:
+            if _but_threads(saved["environment"]) != _but_threads(self.environment):
                 raise ValueError(
                     f"{path} holds points of another environment {saved['environment']}, this is "
                     f"{self.environment}: give another --json, or remove the file"
@@ -79,6 +79,11 @@ class PointFile:
                 "points": self.points,
             }
             write_atomically(self.path, json.dumps(payload, indent=1) + "\n")
+
+
+def _but_threads(environment: dict[str, Any]) -> dict[str, Any]:
+    """A benchmark sets its own number of threads, whatever the process began with."""
+    return {key: value for key, value in environment.items() if key != "threads"}
 
 
 def write_atomically(path: Path, text: str) -> None:
