@@ -16,7 +16,7 @@ import codila_kernels as ck
 pytestmark = INTERPRETER
 
 few = settings(
-    max_examples=6,
+    max_examples=20,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -82,5 +82,5 @@ def test_sample_tokens_draws_what_is_kept(case, top_k, quick_device_functions):
         kept = kept_ids(row, top_k, None)
         assert ids[r].item() in kept
         share = row.probabilities[ids[r]] / math.fsum(row.probabilities[i] for i in kept)
-        # float32 exponents of at most |d| = 300 rounded at 2^-24, weights in units of 2^-40
+        # float32 exponents of a few hundred, relative error 2^-22, weights in units of 2^-40
         assert probs[r].item() == pytest.approx(share, rel=1e-4, abs=1e-9)
