@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -64,16 +65,32 @@ sys.meta_path.insert(0, Blocker())
 import torch
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "triton" else find(name, *rest)
-import codila_kernels
-print(codila_kernels.vocab_stats(torch.zeros(1, 4)).entropy.item())
-try:
-    codila_kernels.vocab_stats(torch.zeros(1, 4), impl="triton")
-except RuntimeError as error:
-    print(error)
+import codila_kernels as ck
+logits, table = torch.zeros(2, 4), torch.ones(4, 3)
+seeds, counters = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32)
+masked = torch.ones(1, 2, 3, dtype=torch.bool)
+calls = [
+    lambda impl: ck.vocab_stats(logits, impl=impl).entropy,
+    lambda impl: ck.head_stats(torch.zeros(2, 3), table, impl=impl)[0].entropy,
+    lambda impl: ck.expected_embedding(logits, table, impl=impl),
+    lambda impl: ck.expected_embedding(logits, table, top_k=2, impl=impl),
+    lambda impl: ck.block_entropy(masked.float(), masked, impl=impl).prefix_mean,
+    lambda impl: ck.sample_tokens(logits, seeds, counters, top_p=0.9, impl=impl)[1],
+]
+for call in calls:
+    print(call("auto").flatten()[0].item(), call("torch").flatten()[0].item())
+    try:
+        call("triton")
+    except RuntimeError as error:
+        print(error)
+assert "triton" not in sys.modules
 """
-    entropy, message = in_a_fresh_process(code).strip().splitlines()
-    assert abs(float(entropy) - 1.3862943611198906) < 1e-6
-    assert "the package 'triton' is not installed" in message
+    lines = in_a_fresh_process(code).strip().splitlines()
+    expected = (math.log(4), math.log(4), 1.0, 1.0, 1.0, 0.25)  # of equal logits
+    assert len(lines) == 2 * len(expected)
+    for values, message, want in zip(lines[::2], lines[1::2], expected, strict=True):
+        assert [float(value) for value in values.split()] == pytest.approx([want] * 2, rel=1e-6)
+        assert "the package 'triton' is not installed" in message
 
 
 LOGITS, TABLE = torch.zeros(2, 8), torch.zeros(8, 3)
@@ -228,6 +245,24 @@ def test_reference_path_compiles_without_a_graph_break(op, generator):
     compiled = torch.compile(CALLS[op], fullgraph=True, backend="aot_eager")
     got, want = compiled(impl="torch"), CALLS[op](impl="torch")
     torch.testing.assert_close(got, want)
+
+
+ROW_CALLS = {
+    "vocab_stats": lambda x: ck.vocab_stats(x, impl="torch"),
+    "head_stats": lambda x: ck.head_stats(x, torch.eye(8), impl="torch"),
+    "expected_embedding": lambda x: ck.expected_embedding(x, torch.eye(8), impl="torch"),
+    "block_entropy": lambda x: ck.block_entropy(
+        x.view(-1, 2, 4), x.view(-1, 2, 4) > 0, mode="dynamic", threshold=0.5, impl="torch"
+    ),
+}
+
+
+@pytest.mark.parametrize("op", ROW_CALLS)
+def test_reference_path_compiles_for_any_number_of_rows(op, generator):
+    compiled = torch.compile(ROW_CALLS[op], fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (2, 5):
+        x = torch.randn(rows, 8, generator=generator)
+        torch.testing.assert_close(compiled(x), ROW_CALLS[op](x))
 
 
 def test_statistics_carry_no_gradient():
