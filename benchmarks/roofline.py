@@ -102,25 +102,23 @@ def points_of(chosen: Iterable[Case], times: dict[tuple[str, str, str], float]) 
 
 _HEAD = """# The floor under each op
 
-Written by `python -m benchmarks.roofline --write docs/roofline.md`; edit the script, not this page.
+Written by `python -m benchmarks.roofline --write docs/roofline.md`; edit the script, not this.
 
-No case can take less than the largest of three times: **bytes** (every input read once, every output
-written once) over memory bandwidth; **FLOPs** (two per multiply-add of a matrix product) over the
-dense bfloat16 rate; **exps** (one exponential per probability) over the rate of the special-function
-units. The rates are spec-sheet numbers, none was measured: a real copy reaches less than the stated
-bandwidth, so a kernel at 1.15 times its floor may move bytes as fast as the card can. A launch costs
-a few µs, which floors below that do not hold. Caches are taken to be cold.
+No case can take less than the largest of three times: **bytes** (every input read once, every
+output written once) over memory bandwidth; **FLOPs** (two per multiply-add of a matrix product)
+over the dense bfloat16 rate; **exps** (one exponential per probability) over the rate of the
+special-function units. The rates are spec-sheet numbers, none was measured: a real copy reaches
+less than the stated bandwidth, so a kernel above its floor may move bytes as fast as the card can.
+Launches are not in the floor, and caches are taken to be cold.
 
 """
 
 _RATES = """
-Bandwidth, bfloat16 rate, number of multiprocessors (compute units) and clock: the vendors' documents
-named above. Where a document states no boost clock, the clock is the one that gives the stated
-FLOP/s: 4 tensor cores × 256 (A100) or 512 (H100, H200) multiply-adds × 2 a clock and
-multiprocessor. Exponentials per clock: 16 a multiprocessor, from the table of arithmetic throughput
-in NVIDIA's CUDA programming guide (compute capabilities 8.0 and 9.0). For
-MI300X, 16 a compute unit (a quarter of 64 lanes of single precision) is an assumption; no case is
-bound by it.
+The rates come from the vendors' documents named above. The clock is the one at which the tensor
+cores reach the stated FLOP/s: on NVIDIA's cards four a multiprocessor, each with 256 (A100) or 512
+(H100, H200) multiply-adds a clock. Exponentials: 16 a clock and multiprocessor, from the table of
+arithmetic throughput in NVIDIA's CUDA programming guide (compute capabilities 8.0 and 9.0). For
+MI300X, 16 a clock and compute unit (a quarter of 64 lanes of single precision) is an assumption.
 
 Each cell below is the floor in µs and the term that binds. *Measured / floor* is the median time of
 this package's kernel over that floor, where a result is committed in `benchmarks/results/`; "none
