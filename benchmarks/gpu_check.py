@@ -48,8 +48,10 @@ def summary(outcomes: dict[str, str | None], results: Path) -> str:
     if results.exists():
         saved: dict[str, Any] = json.loads(results.read_text())
         about = saved["environment"]
-        lines.append(f"{about['card']}, driver {about['driver']}, torch {about['torch']}, triton "
-                     f"{about['triton']}, copy {about['copy_gb_per_s']:.0f} GB/s")  # fmt: skip
+        lines.append(
+            f"{about['card']}, driver {about['driver']}, torch {about['torch']}, triton "
+            f"{about['triton']}, copy {about['copy_gb_per_s']:.0f} GB/s"
+        )
         for point in saved["points"]:
             if point["provider"] == "ours":
                 name = f"{point['op']:24} {point['shape']:38}"
@@ -57,8 +59,10 @@ def summary(outcomes: dict[str, str | None], results: Path) -> str:
                     lines.append(f"{name} {point['fault']}")
                 else:
                     ratio = point.get("ratio_to_eager")
-                    lines.append(f"{name} {point['p50_us']:8.1f} µs, {point['copy_share']:.2f} of "
-                                 f"copy, {'?' if ratio is None else f'{ratio:.2f}'} of eager")  # fmt: skip
+                    lines.append(
+                        f"{name} {point['p50_us']:8.1f} µs, {point['copy_share']:.2f} of "
+                        f"copy, {'?' if ratio is None else f'{ratio:.2f}'} of eager"
+                    )
     return "\n".join(lines)
 
 
@@ -75,10 +79,26 @@ def main(arguments: list[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
     results = out / "kernels.json"
     results.unlink(missing_ok=True)  # of an earlier run
-    tests = ["-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "--continue-on-collection-errors",
-             f"--junitxml={out / 'gpu-tests.xml'}"]  # fmt: skip
-    timing = ["-m", "benchmarks.kernels", "--device", "cuda", "--budget", str(BUDGET),
-              "--json", str(results)]  # fmt: skip
+    tests = [
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        "--continue-on-collection-errors",
+        f"--junitxml={out / 'gpu-tests.xml'}",
+    ]
+    timing = [
+        "-m",
+        "benchmarks.kernels",
+        "--device",
+        "cuda",
+        "--budget",
+        str(BUDGET),
+        "--json",
+        str(results),
+    ]
     outcomes = {"tests": run(tests, TESTS_SECONDS), "benchmark": run(timing, BUDGET + GRACE)}
     print(summary(outcomes, results))
     return 1 if any(outcomes.values()) else 0
