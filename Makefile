@@ -25,9 +25,8 @@ bench: .venv/.stamp  ## the plot of the README, in minutes
 compile-check: .venv/.stamp  ## every kernel, every config, every chip: registers, spills, memory
 	$(BIN)/python -m codila_kernels.aot
 
-gpu-check:  ## on a machine with a GPU; installs nothing
-	mkdir -p $(OUT)
-	$(PYTHON) -m pytest -m gpu --junitxml=$(OUT)/gpu-tests.xml
+gpu-check:  ## on a machine with a GPU: its tests and the benchmark, into OUT; installs nothing
+	$(PYTHON) -m benchmarks.gpu_check $(OUT)
 
 train: .venv/.stamp  ## the bundled pair again, from scratch (hours on two cores)
 	$(BIN)/codila train dlm --config tiny --output runs/dlm

@@ -27,7 +27,9 @@ Provider = Callable[..., Any]
 
 ROWS = (2, 4, 8, 16, 40, 80, 768)
 QUICK_ROWS = (8, 40)
+CPU_ROWS = (2, 8, 40, 80)
 CANVAS = 768
+CPU_CANVAS = 80  # the nucleus of 768 rows, sorted in float32 with int64 ids, is several GB
 BLOCK = 4
 TOP_P, TEMPERATURE = 0.8, 0.1  # how the DLM samples
 _PIECE = 16384
@@ -79,7 +81,10 @@ DIFFUSION_GEMMA = Models(vocab=262_144, hidden=2304, table_rows=262_144, width=2
 
 
 def cases(
-    rows: Sequence[int] = ROWS, models: Models = DREAM_QWEN, gemma: Models | None = DIFFUSION_GEMMA
+    rows: Sequence[int] = ROWS,
+    models: Models = DREAM_QWEN,
+    gemma: Models | None = DIFFUSION_GEMMA,
+    canvas: int = CANVAS,
 ) -> Iterator[Case]:
     """Every case, those of a usual step (40 rows) first in each op."""
     ordered = sorted(rows, key=lambda r: (r != 40, r))
@@ -89,8 +94,8 @@ def cases(
     for r in ordered:
         yield _block_entropy(r)
     for r in ordered:
-        if BLOCK <= r <= CANVAS // 2:
-            yield _vocabulary_stage(r, models)
+        if BLOCK <= r <= canvas // 2:
+            yield _vocabulary_stage(r, models, canvas)
     if gemma is not None:
         yield _expected_embedding(256, gemma)
 
@@ -394,17 +399,17 @@ def _block_entropy(r: int) -> Case:
     )
 
 
-def _vocabulary_stage(r: int, models: Models) -> Case:
+def _vocabulary_stage(r: int, models: Models, length: int) -> Case:
     """All that a step does with the vocabulary: head, statistics, choice, soft tokens of it.
 
     The provider ``full_canvas`` is what a decoder without conditioning does for the same step:
-    logits of the whole canvas, softmax, sorted nucleus and a draw for each of its positions.
+    logits of the whole canvas of `length` positions, softmax, sorted nucleus and a draw for each.
     """
     v, d, h = models.table_rows, models.width, models.hidden
     blocks = r // BLOCK
 
     def inputs(device: torch.device) -> Inputs:
-        canvas, head = _hidden_and_head(device, CANVAS, models)
+        canvas, head = _hidden_and_head(device, length, models)
         masked = torch.ones(1, blocks, BLOCK, dtype=torch.bool, device=device)
         return canvas, head, _table(device, models), masked
 
@@ -430,7 +435,7 @@ def _vocabulary_stage(r: int, models: Models) -> Case:
     def fault(inputs: Inputs, out: Any) -> str | None:
         canvas, head, table, masked = inputs
         if len(out) == 3:  # full_canvas: ids, probabilities, negative entropies
-            some = _sampled_rows(CANVAS)
+            some = _sampled_rows(length)
             logits = _eager_head(canvas[some], head)
             return _sample_fault(logits, out[0][some], out[1][some])
         logits, entropy, block, soft = out
@@ -450,7 +455,7 @@ def _vocabulary_stage(r: int, models: Models) -> Case:
     n = blocks * BLOCK
     return Case(
         op="vocabulary stage",
-        shape={"R": n, "H": h, "V": models.vocab, "D": d},
+        shape={"L": length, "R": n, "H": h, "V": models.vocab, "D": d},
         # head and table once; the logits are scratch: not compulsory for a fused stage
         bytes_=2 * (models.vocab * h + n * h + v * d + BLOCK * d),
         flops=2 * n * h * models.vocab + 2 * BLOCK * v * d,

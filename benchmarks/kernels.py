@@ -1,14 +1,20 @@
 """Microbenchmarks of the ops: correct first, then timed, interleaved and with cold caches.
 
     python -m benchmarks.kernels [--op NAME] [--device cuda|cpu] [--json FILE] [--quick]
+                                [--budget SECONDS]
 
 A provider that fails its gate is reported and not timed. Microseconds are of one call; GB/s are of
 the compulsory bytes, and their share of the bandwidth that a large copy reaches in the same run.
+`peak_extra_bytes` is memory beyond inputs and outputs. On a CPU the rows end at 80 and the canvas
+is shorter (L in the shape). Within a budget, the first size of every op comes before the second of
+any; a result file is written after every case, so that an interrupted run leaves what it has.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +23,9 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.kernel_cases import QUICK_ROWS, ROWS, Case, cases
-from benchmarks.report import Point, environment, print_json_line, print_table
+from benchmarks.kernel_cases import CANVAS, CPU_CANVAS, CPU_ROWS, QUICK_ROWS, ROWS, Case, cases
+from benchmarks.memory import peak_extra_bytes
+from benchmarks.report import Point, environment, print_json_line, print_table, write_atomically
 
 COLUMNS = {
     "op": "",
@@ -29,6 +36,7 @@ COLUMNS = {
     "p80_us": ".0f",
     "gb_per_s": ".1f",
     "copy_share": ".2f",
+    "peak_extra_bytes": ",d",
     "ratio_to_eager": ".2f",
     "fault": "",
 }
@@ -81,6 +89,9 @@ def measure(case: Case, clock: Clock, copy: float, repeats: int, compiled: bool)
         if fault is not None:
             points[name]["fault"] = fault
     sound = {name: p for name, p in providers.items() if "fault" not in points[name]}
+    for name, provider in sound.items():
+        extra = peak_extra_bytes(lambda p=provider: p(*inputs), clock.device)
+        points[name]["peak_extra_bytes"] = extra
     times: dict[str, list[float]] = {name: [] for name in sound}
     for _ in range(repeats):
         for name, provider in sound.items():
@@ -95,6 +106,35 @@ def measure(case: Case, clock: Clock, copy: float, repeats: int, compiled: bool)
     return list(points.values())
 
 
+def by_turns(chosen: list[Case]) -> list[Case]:
+    """The first case of each op, then the second of each, and so on."""
+    seen: dict[str, int] = {}
+    turns = []
+    for case in chosen:
+        turns.append(seen.get(case.op, 0))
+        seen[case.op] = turns[-1] + 1
+    return [case for _, case in sorted(zip(turns, chosen, strict=True), key=lambda pair: pair[0])]
+
+
+def kernel_environment() -> dict[str, Any]:
+    """`environment`, and the versions of what compiles and runs the kernels; None where absent."""
+    about = environment()
+    try:
+        about["triton"] = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        about["triton"] = None
+    about |= {"card": None, "driver": None, "cuda": torch.version.cuda, "hip": torch.version.hip}
+    if torch.cuda.is_available():
+        about["card"] = torch.cuda.get_device_name()
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        try:
+            told = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
+            about["driver"] = told.stdout.split()[0]
+        except (OSError, subprocess.SubprocessError, IndexError):
+            pass
+    return about
+
+
 def main(
     op: Annotated[list[str] | None, typer.Option(help="Only these ops.")] = None,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cpu",
@@ -102,23 +142,37 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="Two numbers of rows.")] = False,
     repeats: Annotated[int, typer.Option(help="Calls per provider; default 5 or 50.")] = 0,
     compiled: Annotated[bool | None, typer.Option("--compile/--no-compile")] = None,
+    budget: Annotated[float | None, typer.Option(help="Begin no case after SECONDS.")] = None,
 ) -> None:
     """Measure every case, print the table, end with the points as JSON; exit 1 on a fault."""
+    started = time.monotonic()
     on_gpu = device == "cuda"
     if on_gpu and not torch.cuda.is_available():
         raise typer.BadParameter("--device cuda, but torch finds no GPU here")
+    rows = QUICK_ROWS if quick else ROWS if on_gpu else CPU_ROWS
+    every = list(cases(rows, canvas=CANVAS if on_gpu else CPU_CANVAS))
+    known = {case.op for case in every}
+    if op and not set(op) <= known:
+        raise typer.BadParameter(f"--op is {op}, the ops are {sorted(known)}")
+    chosen = by_turns([case for case in every if not op or case.op in op])
     clock = Clock(torch.device(device))
     copy = clock.copy_gb_per_s()
+    about = kernel_environment() | {"copy_gb_per_s": copy}
     points: list[Point] = []
+    left: list[str] = []
     with torch.no_grad():
-        for case in cases(QUICK_ROWS if quick else ROWS):
-            if not op or case.op in op:
-                compile_it = on_gpu if compiled is None else compiled
-                points += measure(case, clock, copy, repeats or (50 if on_gpu else 5), compile_it)
+        for case in chosen:
+            if budget is not None and time.monotonic() - started >= budget:
+                left.append(f"{case.op} {case.label}")
+                continue
+            compile_it = on_gpu if compiled is None else compiled
+            points += measure(case, clock, copy, repeats or (50 if on_gpu else 5), compile_it)
+            if json_file is not None:
+                saved = {"environment": about, "points": points}
+                write_atomically(json_file, json.dumps(saved, indent=1) + "\n")
     print_table(f"kernels on {device}, copy {copy:.0f} GB/s", points, COLUMNS)
-    if json_file is not None:
-        about = environment() | {"copy_gb_per_s": copy}
-        json_file.write_text(json.dumps({"environment": about, "points": points}, indent=1) + "\n")
+    if left:
+        print(f"not measured, as {budget:.0f} s were over: {', '.join(left)}")
     print_json_line(points)
     raise typer.Exit(1 if any("fault" in p for p in points) else 0)
 
