@@ -32,7 +32,13 @@ from codila_kernels.configs import CHIPS, SHARED_MEMORY_LIMIT
 
 _TENSOR_CORE = r"\b(UTC\w*MMA|HGMMA|HMMA|v_mfma_\w+)"
 _PRODUCTS = r"\b(?:UTC\w*MMA|HGMMA|HMMA|v_mfma_\w+)"
-_GLOBAL_LOAD = r"\b(?:LDG|LDGSTS)(?:\.\w+)*\.(128|64)\b|\bglobal_load(?:_lds)?_(dwordx4|dwordx2)\b"
+# A load of global memory, or a bulk copy of it, and its width as the assembly spells it.
+_GLOBAL_LOAD = (
+    r"\b(?:LDG|LDGSTS)\.(?P<sass>[\w.]+)|\b(?P<bulk>UBLKCP|UTMALDG)\b"
+    r"|\b(?:global|buffer)_load(?:_lds)?_(?P<isa>\w+)"
+)
+_LABEL = re.compile(r"^\s*(\.L_x_\d+|\.LBB\d+_\d+):")
+_BRANCH = re.compile(r"\b(?:BRA|s_c?branch\w*)\b.*?(\.L_x_\d+|\.LBB\d+_\d+)")
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ class Resources:
     tensor_core: str
     load_bits: int
     products: int  # tensor-core instructions in the code
+    wide_share: float  # of the bytes that the hot loop loads, those by loads of 16 bytes a thread
 
     @property
     def occupancy(self) -> tuple[int, float]:
@@ -104,6 +111,10 @@ class Resources:
             found.append("has more registers or shared memory than one core holds")
         if self.build.on_tensor_cores and not self.tensor_core:
             found.append("has no tensor-core product")
+        reads_much = self.build.on_tensor_cores or self.build.kernel.endswith("split")
+        banned = dict(self.build.constants).get("HAS_BANNED")  # its bits are read word by word
+        if reads_much and not banned and self.wide_share <= 0.5:
+            found.append("loads most bytes of its hot loop less than 16 at a time")
         return found
 
 
@@ -141,10 +152,6 @@ def compile_build(build: Build, chip: str) -> Resources:
     )
     read = _read_amd if amd else _read_nvidia
     registers, spilled, text = read(compiled)
-    loads = [
-        int(bits or {"dwordx4": 128, "dwordx2": 64}[words])
-        for bits, words in re.findall(_GLOBAL_LOAD, text)
-    ]
     product = re.search(_TENSOR_CORE, text)
     return Resources(
         chip=chip,
@@ -153,9 +160,51 @@ def compile_build(build: Build, chip: str) -> Resources:
         spilled_bytes=spilled,
         shared_bytes=compiled.metadata.shared,
         tensor_core=product.group(1) if product else "",
-        load_bits=max(loads, default=32),
+        load_bits=max(load_widths(text), default=32),
+        wide_share=wide_share(hot_loop(text)),
         products=len(re.findall(_PRODUCTS, text)),
     )
+
+
+def load_widths(text: str) -> list[int]:
+    """Bits per thread of every global load in the assembly; 128 for a bulk copy."""
+    widths = []
+    for found in re.finditer(_GLOBAL_LOAD, text):
+        if found["sass"] is not None:
+            sizes = [int(part) for part in found["sass"].split(".") if part in ("64", "128")]
+            narrow = re.search(r"\b[US](8|16)\b", found["sass"])
+            widths.append(sizes[0] if sizes else int(narrow[1]) if narrow else 32)
+        elif found["isa"] is not None:
+            words = re.match(r"dwordx(\d)", found["isa"])
+            bytes_ = {"ubyte": 8, "sbyte": 8, "ushort": 16, "sshort": 16, "short": 16}
+            kind = found["isa"].split("_")[0]
+            widths.append(32 * int(words[1]) if words else bytes_.get(kind, 32))
+        else:
+            widths.append(128)
+    return widths
+
+
+def hot_loop(text: str) -> str:
+    """The part of the assembly between a backward branch and its label with most matrix products.
+
+    Where no loop has a product it is the longest loop that loads, else the whole text.
+    """
+    lines = text.splitlines()
+    labels: dict[str, int] = {}
+    loops = []
+    for number, line in enumerate(lines):
+        if label := _LABEL.match(line):
+            labels[label[1]] = number
+        elif (branch := _BRANCH.search(line)) and branch[1] in labels:
+            loop = "\n".join(lines[labels[branch[1]] : number + 1])
+            loops += [loop] * bool(load_widths(loop) or re.search(_PRODUCTS, loop))
+    return max(loops, key=lambda loop: (len(re.findall(_PRODUCTS, loop)), len(loop)), default=text)
+
+
+def wide_share(text: str) -> float:
+    """Share of the loaded bytes that loads of 16 bytes a thread bring; 1 where none is loaded."""
+    widths = load_widths(text)
+    return sum(w for w in widths if w >= 128) / sum(widths) if widths else 1.0
 
 
 def _read_nvidia(compiled: Any) -> tuple[int, int, str]:

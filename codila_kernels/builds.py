@@ -168,7 +168,7 @@ def _expected_embedding_builds(chip: str) -> Iterator[Build]:
                         ("BLOCK_V", config.block_v),
                         ("BLOCK_D", config.block_d),
                     ),
-                    (("num_warps", config.num_warps), ("num_stages", config.num_stages)),
+                    tuple(config.launch.items()),
                     on_tensor_cores=table != torch.float32,
                 )
             blocks = combine_chunks(config.chunks), combine_block(embedding)

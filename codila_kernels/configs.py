@@ -55,6 +55,13 @@ class ExpectedEmbeddingConfig:
     num_warps: int
     num_stages: int
     transposed: bool = False
+    max_registers: int | None = None
+
+    @property
+    def launch(self) -> dict[str, int]:
+        """Launch options."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options | ({"maxnreg": self.max_registers} if self.max_registers else {})
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,9 @@ def expected_embedding_config(
         num_stages=num_stages,
         # warp-group instructions have 64 or 128 rows; those of the others have 16
         transposed=chip in ("sm_90", "sm_100") and dtype in _LOW_PRECISION,
+        # shared memory admits one program there, and yet the assembler held a thread to 128
+        # registers and spilled 8 bytes of the largest build
+        max_registers=160 if chip == "sm_100" and dtype in _LOW_PRECISION else None,
     )
 
 
@@ -235,7 +245,9 @@ def backward_config(width: int, embedding: int, dtype: torch.dtype, chip: str) -
         return BackwardConfig(16, 32, min(64, least), min(32, least), 4, 1)
     if dtype not in _LOW_PRECISION:
         return BackwardConfig(32, 64, min(64, least), min(32, least), 8, 2)
-    return BackwardConfig(32, 128, min(128, least), min(64, least), 8, 2)
+    # with two stages sm_80 spilled 8 bytes
+    stages = 1 if chip == "sm_80" else 2
+    return BackwardConfig(32, 128, min(128, least), min(64, least), 8, stages)
 
 
 def top_k_config(width: int, dtype: torch.dtype, chip: str) -> VocabStatsConfig:

@@ -341,9 +341,8 @@ def expected_embedding_triton(
             BLOCK_R=config.block_r,
             BLOCK_V=config.block_v,
             BLOCK_D=config.block_d,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
             enable_fp_fusion=False,
+            **config.launch,
         )
         _expected_embedding_combine_kernel[(n, ceil_div(embedding, block_d))](
             acc_ptr=acc,

@@ -58,6 +58,40 @@ def test_compiles_within_the_chip(chip, compiled):
             assert resources.load_bits == 128, (build.kernel, build.variant)
 
 
+def test_the_hot_loops_load_16_bytes_at_a_time():
+    """The large builds without options, of the kernels that read a table, a head or logits."""
+    pairs = []
+    for chip in CHIPS:
+        for kernel in ("vocab_stats_split", "head_stats_split", "expected_embedding_split"):
+            plain = (b for b in aot.builds(chip) if b.kernel == kernel and "HAS_BANNED" in str(b))
+            build = next(b for b in plain if not dict(b.constants)["HAS_BANNED"])
+            pairs.append((build, chip))
+    for resources in aot.compile_all(pairs):
+        assert resources.load_bits == 128 and not resources.problems, resources
+        assert resources.wide_share > 0.5, resources
+
+
+def test_widths_and_loops_are_read_from_the_assembly():
+    sass = """
+        LDG.E R2, desc[UR4][R2.64] ;
+.L_x_0:
+        LDGSTS.E.BYPASS.128 [R9], desc[UR6][R4.64] ;
+        HMMA.16816.F32.BF16 R8, R4, R2, R8 ;
+        LDG.E.U16 R3, desc[UR4][R6.64] ;
+        @!P0 BRA `(.L_x_0) ;
+.L_x_1:
+        BRA `(.L_x_1) ;"""
+    assert aot.load_widths(sass) == [32, 128, 16]
+    assert aot.load_widths(aot.hot_loop(sass)) == [128, 16]
+    assert aot.wide_share(aot.hot_loop(sass)) == 128 / 144
+    isa = """
+.LBB0_1:
+        global_load_dwordx4 v[0:3], v4, s[0:1]
+        buffer_load_ushort v5, v6, s[4:7], 0 offen
+        s_cbranch_scc1 .LBB0_1"""
+    assert aot.load_widths(aot.hot_loop(isa)) == [128, 16]
+
+
 def test_report_refuses_unknown_chips(capsys):
     assert aot.main(["sm_42"]) == 2
     assert "expected any of sm_80" in capsys.readouterr().err
