@@ -137,7 +137,8 @@ def expected_embedding_config(
         block_v, block_d, num_warps, num_stages = 32, 64, 4, 1
     elif dtype not in _LOW_PRECISION:
         # IEEE float32 products run on the ordinary units: small tiles keep operands in registers
-        block_v, block_d, num_warps, num_stages = 32, 128, 8, 2
+        # (on sm_80, 32 ids took 255 of them and spilled)
+        block_v, block_d, num_warps, num_stages = 16 if chip == "sm_80" else 32, 128, 8, 2
     else:
         # 5 x 256 x 16 float32 sums are 80 registers a thread of 8 warps; at D = 1024 the logits
         # cross four column tiles. On sm_80 the operands are in registers too: 255 with 64 ids,
