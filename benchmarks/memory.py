@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # a line on stderr per start and stop otherwise
 
 
 def peak_bytes(call: Callable[[], Any], device: torch.device) -> tuple[int, Any]:
