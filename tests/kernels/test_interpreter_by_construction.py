@@ -111,7 +111,8 @@ def test_only_the_grid_follows_the_rows(op):
             (name, grid[1:], {n: a for n, a in plain.items() if n not in ROW_COUNTS})
             for name, grid, plain in launches
         ]
-        for _, _, plain in seen[rows]:
+        for name, _, plain in seen[rows]:
+            assert "num_warps" in plain, f"{name}: the launch options are not among the arguments"
             assert all(plain.pop(n, 1) <= 5 for n in MAY_FOLLOW_ROWS)
     assert seen[1], "nothing was launched"
     assert all(seen[rows] == seen[1] for rows in ROWS)
