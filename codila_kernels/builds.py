@@ -515,7 +515,7 @@ def _sample_tokens_builds(chip: str) -> Iterator[Build]:
                             ("GROUP", config.group),
                             ("BLOCK_S", config.block_s),
                         ),
-                        (("num_warps", config.search_warps),),
+                        tuple(config.search_launch.items()),
                     )
 
 

@@ -115,6 +115,13 @@ class SampleTokensConfig:
     pick_warps: int
     list_warps: int
     search_warps: int
+    search_registers: int | None = None
+
+    @property
+    def search_launch(self) -> dict[str, int]:
+        """Launch options of the search."""
+        registers = {"maxnreg": self.search_registers} if self.search_registers else {}
+        return {"num_warps": self.search_warps} | registers
 
 
 def vocab_stats_config(width: int, dtype: torch.dtype, chip: str) -> VocabStatsConfig:
@@ -236,6 +243,8 @@ def sample_tokens_config(width: int, dtype: torch.dtype, chip: str) -> SampleTok
         pick_warps=8 if chip == "gfx942" else 4,  # 4 spilled there
         list_warps=8 if chip == "gfx942" else 16,  # 16 spilled there
         search_warps=16,
+        # all that 16 warps can have; left to itself the assembler took half, and spilled 8 bytes
+        search_registers=128 if chip == "sm_80" else None,
     )
 
 

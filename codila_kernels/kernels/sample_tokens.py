@@ -513,7 +513,7 @@ def sample_tokens_triton(
                 top_k=top_k, top_p_bits=struct.unpack("<q", struct.pack("<d", top_p))[0],
                 HAS_TOP_K=has_top_k, HAS_TOP_P=has_top_p, ZERO_BITS=zero_bits,
                 LISTED=config.listed, GROUP=config.group, BLOCK_S=config.block_s,
-                num_warps=config.search_warps, **weigh,
+                **config.search_launch, **weigh,
             )  # fmt: skip
             _sample_tokens_sum_split_kernel[(n, chunks)](logits_ptr=piece, HAS_EDGE=True, **sums)
         _sample_tokens_pick_kernel[(n,)](
