@@ -150,7 +150,8 @@ def expected_embedding_config(
         # 5 x 256 x 16 float32 sums are 80 registers a thread of 8 warps; at D = 1024 the logits
         # cross four column tiles. On sm_80 the operands are in registers too: 255 with 64 ids,
         # 233 with 32.
-        block_v, num_stages = {"sm_80": (32, 4), "gfx942": (64, 2)}.get(chip, (64, 3))
+        # On gfx942 chunks of whole tiles of 32 make 304 programs, one a core; those of 64 make 300.
+        block_v, num_stages = {"sm_80": (32, 4), "gfx942": (32, 2)}.get(chip, (64, 3))
         block_d, num_warps = 256, 8
     block_d = min(block_d, max(16, next_power_of_two(embedding)))
     block_v = min(block_v, max(16, next_power_of_two(width)))

@@ -61,8 +61,7 @@ def test_chunks_cover_the_vocabulary_and_none_is_empty(width, dtype, chip):
 def test_real_sizes_fill_the_chip_and_keep_partial_sums_small(chip):
     config = configs.expected_embedding_config(151_936, 1024, torch.bfloat16, chip)
     programs = config.chunks * configs.ceil_div(1024, config.block_d)
-    # whole tiles to a chunk may leave a few cores idle (300 of 304), rather than a second wave
-    assert programs >= 0.98 * configs._CORES[chip]
+    assert programs >= configs._CORES[chip]
     for rows, share in ((16, 0.05), (80, 0.2)):
         partial_sums = 2 * config.chunks * rows * 1024 * 4  # written and read
         assert partial_sums <= share * 151_936 * 1024 * 2
