@@ -387,7 +387,7 @@ def _head_stats_builds(chip: str) -> Iterator[Build]:
                         ("BLOCK_V", config.block_v),
                         ("BLOCK_H", config.block_h),
                     ),
-                    (("num_warps", config.num_warps), ("num_stages", config.num_stages)),
+                    tuple(config.launch.items()),
                     on_tensor_cores=dtype != torch.float32,
                 )
             yield _states_build(config.chunks, arg_max=False)

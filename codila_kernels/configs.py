@@ -34,6 +34,14 @@ ROW_TILES = 5
 """Most tiles of rows that one program of `expected_embedding` multiplies with a table tile."""
 
 
+def launch_options(
+    num_warps: int, num_stages: int | None = None, max_registers: int | None = None
+) -> dict[str, int]:
+    """Launch options of a Triton kernel; what is None is left to the compiler."""
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": max_registers}
+    return {name: value for name, value in options.items() if value is not None}
+
+
 @dataclass(frozen=True)
 class VocabStatsConfig:
     """One program owns one row and one chunk of `block_v` columns."""
@@ -60,8 +68,7 @@ class ExpectedEmbeddingConfig:
     @property
     def launch(self) -> dict[str, int]:
         """Launch options."""
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
-        return options | ({"maxnreg": self.max_registers} if self.max_registers else {})
+        return launch_options(self.num_warps, self.num_stages, self.max_registers)
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,12 @@ class HeadStatsConfig:
     chunks: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
+
+    @property
+    def launch(self) -> dict[str, int]:
+        """Launch options."""
+        return launch_options(self.num_warps, self.num_stages, self.max_registers)
 
 
 @dataclass(frozen=True)
@@ -120,8 +133,7 @@ class SampleTokensConfig:
     @property
     def search_launch(self) -> dict[str, int]:
         """Launch options of the search."""
-        registers = {"maxnreg": self.search_registers} if self.search_registers else {}
-        return {"num_warps": self.search_warps} | registers
+        return launch_options(self.search_warps, max_registers=self.search_registers)
 
 
 def vocab_stats_config(width: int, dtype: torch.dtype, chip: str) -> VocabStatsConfig:
@@ -205,6 +217,8 @@ def head_stats_config(
         chunks=ceil_div(vocabulary, block_v),
         num_warps=num_warps,
         num_stages=num_stages,
+        # as in `expected_embedding`: held to 128, the assembler spilled 8 bytes
+        max_registers=160 if chip == "sm_100" and dtype not in _LOW_PRECISION else None,
     )
 
 

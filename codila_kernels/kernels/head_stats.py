@@ -205,8 +205,7 @@ def head_stats_triton(
             TILES=ceil_div(tiles, groups),
             BLOCK_V=config.block_v,
             BLOCK_H=config.block_h,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
+            **config.launch,
             enable_fp_fusion=False,
         )
     return *combine_chunks(state, ids, temperature), logits
