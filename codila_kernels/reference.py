@@ -47,7 +47,8 @@ _EXPONENT_FLOOR = -800.0
 # V = 2^22, and the rounding (4.5e-13 of the maximum) is far below float32's own.
 _WEIGHT_SCALE = 2.0**40
 
-# Entries of the first, short list in which the CPU path looks for a nucleus.
+# Entries of the first, short list in which the CPU path looks for a nucleus, and entries beyond
+# the k largest among which it looks for their equals.
 _SHORT_LIST = 64
 
 # Columns per piece of the vocabulary on the CPU: 80 float32 rows of them are 5 MiB, which a cache
@@ -256,8 +257,23 @@ def _at_least(z: Tensor, edge: Tensor, count: Tensor | int) -> Tensor:
     return above | (equal & (equal.cumsum(-1) <= room))
 
 
+def _listed_ids(z: Tensor, k: int) -> Tensor | None:
+    """`largest_ids` from a short list; None where the equals of the smallest kept run past it."""
+    size = min(k + _SHORT_LIST, z.shape[-1])
+    values, ids = z.topk(size, dim=-1)
+    if size < z.shape[-1] and bool((values[:, k - 1] == values[:, -1]).any()):
+        return None
+    ids, by_id = ids.sort(dim=-1)
+    largest = values.gather(-1, by_id).argsort(dim=-1, descending=True, stable=True)[:, :k]
+    return ids.gather(-1, largest).sort(dim=-1).values
+
+
 def largest_ids(z: Tensor, k: int) -> Tensor:
     """Ids [R, k] of the k largest entries of each row, ascending by id, ties to the lowest id."""
+    if z.device.type == "cpu" and not torch.compiler.is_compiling():
+        ids = _listed_ids(z, k)
+        if ids is not None:
+            return ids
     edge = z.topk(k, dim=-1).values[..., -1:]
     position = _at_least(z, edge, k).cumsum(-1)
     nth = torch.arange(1, k + 1, device=z.device).expand(z.shape[0], k).contiguous()

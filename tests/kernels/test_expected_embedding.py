@@ -107,6 +107,14 @@ def test_largest_ids_breaks_ties_by_the_lowest_id():
     assert largest_ids(z, 4).tolist() == [[0, 1, 2, 4], [0, 1, 2, 3]]
 
 
+@pytest.mark.parametrize("spread", [2, 30, 3000])  # equals past any short list, some, none
+@pytest.mark.parametrize("k", [2, 17, 64])
+def test_largest_ids_are_those_of_a_stable_sort(spread, k, generator):
+    z = torch.randint(spread, (4, 3000), generator=generator).float()
+    by_size = z.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    assert torch.equal(largest_ids(z, k), by_size.sort(dim=-1).values)
+
+
 @pytest.mark.parametrize("options", [dict(), dict(top_k=3), dict(top_k=1), dict(temperature=0)])
 def test_rows_without_a_distribution_are_nan(options, generator):
     logits = torch.randn(5, 40, generator=generator)
