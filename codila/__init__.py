@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from codila.config import GenerationConfig
     from codila.generation import GenerationOutput, generate
-    from codila.models.loading import CheckpointError, Pair, load
+    from codila.models.checkpoint import CheckpointError
+    from codila.models.loading import Pair, load
 
 __all__ = ["CheckpointError", "GenerationConfig", "GenerationOutput", "Pair", "generate", "load"]
 __version__ = "0.1.0"
 
 _HOMES = {
-    "CheckpointError": "codila.models.loading",
+    "CheckpointError": "codila.models.checkpoint",
     "GenerationConfig": "codila.config",
     "GenerationOutput": "codila.generation",
     "Pair": "codila.models.loading",

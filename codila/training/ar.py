@@ -21,8 +21,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from codila.block_decoder import BlockDecoder
 from codila.conditioning import VocabularyBridge, parse_conditioning, soft_tokens
+from codila.models.ar import ar_metadata, load_ar
 from codila.models.dream import DreamModel
-from codila.models.loading import ar_metadata, load_ar, load_tokenizer
+from codila.models.loading import load_tokenizer
 from codila.toy.corpus import encode_corpus
 from codila.training.corruption import mask_units, nelbo_weight, stratified_times
 from codila.training.data import Batch, Batches

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from codila.cli import app
 from codila.conditioning import VocabularyBridge
+from codila.models.ar import ar_metadata
 from codila.models.dream import DreamConfig, DreamModel
-from codila.models.loading import ar_metadata
 
 BUNDLED = Path(str(resources.files("codila"))) / "pretrained" / "tiny"
 

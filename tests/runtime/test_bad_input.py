@@ -10,7 +10,8 @@ from tiny_pairs import MASK, make_ar, make_dlm, with_metadata
 
 from codila.config import GenerationConfig
 from codila.generation import generate
-from codila.models.loading import CheckpointError, Pair
+from codila.models.checkpoint import CheckpointError
+from codila.models.loading import Pair
 from codila_kernels import expected_embedding
 
 PROMPT = torch.tensor([[1, 2, 3]])

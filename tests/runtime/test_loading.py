@@ -12,8 +12,10 @@ from tiny_pairs import BRIDGE, EOS, MASK, WORDS, make_dlm, save_dlm, save_tokeni
 
 import codila
 from codila.conditioning import VocabularyBridge
-from codila.models import loading
-from codila.models.loading import ARMetadata, CheckpointError, load_ar, load_dlm
+from codila.models import checkpoint
+from codila.models.ar import ARMetadata, load_ar
+from codila.models.checkpoint import CheckpointError
+from codila.models.loading import load_dlm
 
 
 def edit_json(path, **changes) -> None:
@@ -306,9 +308,9 @@ def test_the_files_of_a_hub_model_are_found(copied, monkeypatch):
             raise EntryNotFoundError(name)
         return str(folder / name)
 
-    monkeypatch.setattr(loading, "hf_hub_download", download)
+    monkeypatch.setattr(checkpoint, "hf_hub_download", download)
     assert ARMetadata.from_pretrained("someone/codila-ar").bridge == BRIDGE
-    assert loading._file("someone/codila-ar", "codila_generation_config.json") is None
+    assert checkpoint.checkpoint_file("someone/codila-ar", "codila_generation_config.json") is None
     (folder / "codila.json").unlink()
     with pytest.raises(CheckpointError, match=r"someone/codila-ar has no codila\.json"):
         load_ar("someone/codila-ar")

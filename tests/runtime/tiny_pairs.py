@@ -17,8 +17,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from codila.conditioning import VocabularyBridge
+from codila.models.ar import ARMetadata, ar_metadata
 from codila.models.dream import DreamConfig, DreamModel
-from codila.models.loading import ARMetadata, ar_metadata
 
 WORDS, EOS, BOS, MASK = 70, 70, 71, 72
 DLM_VOCAB, AR_VOCAB = 96, 80
