@@ -19,8 +19,9 @@ class GenerationConfig:
     """How to decode. Defaults are the paper's (Table 3) where it has one.
 
     Attributes:
-        max_new_tokens: length of the canvas; a length that ``block_size`` does not divide is
-            decoded on a grid padded to whole blocks and returned as asked.
+        max_new_tokens: masks behind the prompt; 0 decodes those that the prompts hold. The last
+            block, where it reaches past them, is completed with end tokens that only the AR model
+            sees.
         block_size: B, tokens of a block. The grid starts at the end of the prompt.
         schedule: which positions to commit next; see :mod:`codila.schedules`.
         blocks_per_step: m, blocks per step of the static schedule.
@@ -36,6 +37,13 @@ class GenerationConfig:
         confidence_source: ``"raw"`` measures confidence on the DLM's own distribution,
             ``"sampled"`` after temperature and nucleus, as Dream's published sampler does.
         eos_fill: once everything left of a committed EOS is known, fill the rest and stop.
+        eos_token_id: one end token or several, in place of the model's.
+        min_new_tokens: no end token among so many positions behind the prompt.
+        suppress_tokens: ids that are never written, the end token's too if it is among them.
+        num_return_sequences: continuations of every prompt; each row draws from its own seed.
+        expand_budget: positions that holes of unknown length may grow by (DreamOn): a committed
+            expand token becomes two masks, an end token deletes its position. None: lengths stand.
+        expand_token_id: the expand token; default that of the model's config.
         output_history: keep the canvas after every step.
     """
 
@@ -54,6 +62,12 @@ class GenerationConfig:
     conditioning_temperature: float = 1.0
     confidence_source: str = "raw"
     eos_fill: bool = True
+    eos_token_id: int | tuple[int, ...] | None = None
+    min_new_tokens: int = 0
+    suppress_tokens: tuple[int, ...] | None = None
+    num_return_sequences: int = 1
+    expand_budget: int | None = None
+    expand_token_id: int | None = None
     output_history: bool = False
 
     def __post_init__(self) -> None:
@@ -63,12 +77,21 @@ class GenerationConfig:
             if not ok:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected {expected}")
 
-        for name in ("max_new_tokens", "block_size", "blocks_per_step", "tokens_per_step"):
+        for name in ("eos_token_id", "suppress_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, list):  # as JSON and transformers have it
+                object.__setattr__(self, name, tuple(value))
+            each = self._ids(name)
+            need(all(_is_int(i) and i >= 0 for i in each), name, "token ids")
+        for name in ("block_size", "blocks_per_step", "tokens_per_step", "num_return_sequences"):
             value = getattr(self, name)
             need(_is_int(value) and value >= 1, name, "an int of at least 1")
-        for name in ("scope_blocks", "top_k"):
+        for name in ("max_new_tokens", "scope_blocks", "top_k", "min_new_tokens"):
             value = getattr(self, name)
-            need(_is_int(value) and value >= 0, name, "an int of at least 0 (0 is off)")
+            need(_is_int(value) and value >= 0, name, "an int of at least 0")
+        for name in ("expand_budget", "expand_token_id"):
+            value = getattr(self, name)
+            need(value is None or (_is_int(value) and value >= 0), name, "None, or 0 and more")
         for name in (
             "entropy_threshold",
             "confidence_threshold",
@@ -98,10 +121,19 @@ class GenerationConfig:
         if self.conditioning is not None:
             parse_conditioning(self.conditioning)
         need(
-            self.tokens_per_step <= self.max_new_tokens,
+            self.tokens_per_step <= self.max_new_tokens or self.max_new_tokens == 0,
             "tokens_per_step",
             f"at most max_new_tokens={self.max_new_tokens}",
         )
+
+    def _ids(self, name: str) -> tuple[Any, ...]:
+        value = getattr(self, name)
+        return value if isinstance(value, tuple) else () if value is None else (value,)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """``eos_token_id`` as a tuple, empty where it is the model's."""
+        return self._ids("eos_token_id")
 
     def updated(self, **changes: Any) -> GenerationConfig:
         """A copy with every change that is not None applied; unknown names are an error."""

@@ -1,4 +1,4 @@
-"""The loop: DLM forward -> statistics -> choice -> AR blocks and DLM slots -> commit."""
+"""`generate`: one loop of steps for CoDiLA and for the baselines."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig as TransformersConfig
 from transformers.utils import ModelOutput
 
 from codila.block_decoder import BlockDecoder
-from codila.canvas import Candidates, Canvas
-from codila.conditioning import VocabularyBridge, parse_conditioning, soft_tokens
+from codila.canvas import Canvas
 from codila.config import GenerationConfig
+from codila.followers import Stopper, Stream
+from codila.integrations import custom_generate
+from codila.lengths import resize
 from codila.models.protocol import DiffusionLM
-from codila.schedules import SCHEDULES, Statistics
-from codila.schedules.sampled import sampled_statistics
-from codila_kernels import VocabStats, head_stats, sample_tokens, vocab_stats
+from codila.schedules import SCHEDULES
+from codila.step import Ban, Step
 
 
 @dataclasses.dataclass
@@ -30,7 +32,11 @@ class GenerationOutput(ModelOutput):
         num_function_evaluations: ``[N]`` DLM forwards that each row took part in unfinished.
         tokens_per_forward: ``[N]`` tokens up to and with EOS, per forward.
         tokens_per_forward_canvas: ``[N]`` canvas positions per forward.
-        step_of: ``[N, max_new_tokens]`` step at which each position was committed.
+        step_of: ``[N, n]`` step at which each position was committed, -1 where it was given; of
+            the canvas: the ``n = max_new_tokens`` columns behind the prompt, or, where a prompt has
+            masks, those from the first masked one on.
+        lengths: ``[N]`` how many of the n positions each row has; they differ where tokens expand
+            or delete, and the shorter rows are then padded on the right.
         history: the sequences after every step, if ``output_history``.
     """
 
@@ -39,6 +45,7 @@ class GenerationOutput(ModelOutput):
     tokens_per_forward: Tensor | None = None
     tokens_per_forward_canvas: Tensor | None = None
     step_of: Tensor | None = None
+    lengths: Tensor | None = None
     history: list[Tensor] | None = None
 
 
@@ -48,27 +55,37 @@ def generate(
     input_ids: Tensor,
     *,
     ar_model: Any = None,
-    generation_config: GenerationConfig | None = None,
-    attention_mask: Tensor | None = None,
+    generation_config: Any = None,
+    streamer: Any = None,
     diffusion_streamer: Any = None,
     logits_processor: Any = None,
+    stopping_criteria: Any = None,
     seed: Any = None,
     **options: Any,
 ) -> GenerationOutput:
     """Decode with CoDiLA, or with a baseline schedule where there is no AR model.
 
+    Also a ``custom_generate`` of transformers: ``model.generate(ids, custom_generate=generate,
+    ar_model=..., ...)``.
+
     Args:
         model: a DLM (:mod:`codila.models`).
         input_ids: ``[N, P]`` int64 prompts, padded on either side where ``attention_mask`` is 0.
+            Mask tokens in them are decoded in place; ``max_new_tokens=0`` adds none behind them.
         ar_model: an AR model loaded by :func:`codila.load` for this DLM.
-        generation_config: defaults for ``options``, which are its fields by name.
-        attention_mask: ``[N, P]``.
-        diffusion_streamer: gets ``put(prompt)``, ``put_draft(tokens, masked=...)`` after every
-            step, ``put(tokens)`` and ``end()``; batch 1. transformers' ``TextDiffusionStreamer``
-            is one.
-        logits_processor: callable ``(sequence ids [R, L], logits [R, Vd]) -> logits`` on the
-            candidate rows.
+        generation_config: defaults for ``options``: a :class:`codila.GenerationConfig`, or
+            transformers' (of which sampling, lengths, end and suppressed tokens are read).
+        streamer: one with ``put_draft(tokens, masked=...)`` (transformers' TextDiffusionStreamer)
+            is shown the canvas after every step; any other (TextStreamer) gets the tokens from the
+            left as they become known; batch 1.
+        diffusion_streamer: the same; transformers' ``generate`` hands over no ``streamer``.
+        logits_processor: ``(sequence ids [R, L], logits [R, Vd]) -> logits`` on the candidate rows
+            of the DLM; one or a list.
+        stopping_criteria: ``(ids [1, l], None) -> bool``; one or a list. Each is asked for every
+            length of a row's known prefix; where one holds, the rest of the row is end tokens.
         seed: row r draws from ``seed + r``; or one seed per row; None draws one.
+        options: the fields of :class:`codila.GenerationConfig` by name, and ``attention_mask``
+            ``[N, P]``.
 
     Returns:
         :class:`GenerationOutput`.
@@ -76,11 +93,19 @@ def generate(
     Raises:
         TypeError: ids, masks or seeds of the wrong type.
         ValueError: unknown option, an option that the schedule does not read, empty prompt, a
-            prompt token outside the vocabulary, prompt and canvas over the context limit, a block
-            size that the AR model was not trained for, a schedule that needs an AR model without
-            one.
+            prompt token outside the vocabulary, nothing to decode, prompt and canvas over the
+            context limit, a block size that the AR model was not trained for, a schedule that
+            needs an AR model without one.
         FloatingPointError: a step met a distribution that is NaN or has no token left.
     """
+    attention_mask = options.pop("attention_mask", None)
+    options = {k: v for k, v in options.items() if k not in custom_generate.IGNORED}
+    if isinstance(generation_config, TransformersConfig):
+        theirs, generation_config = generation_config, None
+        logits_processor = custom_generate.asked_processors(logits_processor, theirs)
+        stopping_criteria = custom_generate.asked_criteria(stopping_criteria, theirs)
+        named = {k: v for k, v in options.items() if v is not None}
+        options = custom_generate.options_of(theirs, input_ids.shape[-1]) | named
     config = (generation_config or GenerationConfig()).for_call(**options)
     decoder = _block_decoder(model, ar_model, config)
     if config.conditioning is None:
@@ -92,229 +117,92 @@ def generate(
         length=config.max_new_tokens,
         block_size=config.block_size,
         mask_token_id=model.mask_token_id,
-        eos_token_id=model.eos_token_id,
+        eos_token_ids=config.eos_token_ids or tuple(model.eos_token_ids),
     )
-    _check_fits(model, input_ids, canvas)
-    seeds = _row_seeds(seed, input_ids.shape[0], canvas.ids.device)
-    step = _Step(model, decoder, config, logits_processor)
-    whole, rows = canvas, torch.arange(input_ids.shape[0], device=canvas.ids.device)
-    forwards = torch.zeros_like(rows)
-    history: list[Tensor] | None = [] if config.output_history else None
-    if diffusion_streamer is not None:
-        if input_ids.shape[0] != 1:
-            raise ValueError(f"a streamer follows one row, the batch has {input_ids.shape[0]}")
-        diffusion_streamer.put(input_ids.cpu())
-    # Every step commits at least one position of every unfinished row, so this always ends.
-    for index in range(canvas.length):
-        draft = step(canvas, seeds[rows], index)
-        forwards[rows] += 1
-        if canvas is not whole:
-            whole.ids[rows], whole.step_of[rows] = canvas.ids, canvas.step_of
-        if history is not None:
-            history.append(whole.ids[:, : whole.prompt_length + whole.length].clone())
-        if diffusion_streamer is not None:
-            masked = canvas.masked[0, : canvas.length].cpu()
-            diffusion_streamer.put_draft(draft[0, : canvas.length].cpu(), masked=masked)
-        unfinished = canvas.unfinished
-        all_unfinished, broken = torch.stack([unfinished.all(), (canvas.tokens < 0).any()]).tolist()
-        if broken:
-            _raise_broken(canvas, rows, index)
-        if not all_unfinished:
-            rows = rows[unfinished]
-            if rows.numel() == 0:
-                break
-            canvas = canvas.select(unfinished.nonzero().flatten())
-    else:
-        raise AssertionError(f"rows {rows.tolist()} are not decoded after {canvas.length} steps")
-    if diffusion_streamer is not None:
-        diffusion_streamer.put(whole.tokens[0, : whole.length].cpu())
-        diffusion_streamer.end()
-    return _output(whole, forwards, history)
+    _check_fits(model, input_ids, canvas, config)
+    if config.num_return_sequences > 1:
+        row = torch.arange(canvas.ids.shape[0], device=canvas.ids.device)
+        canvas = canvas.select(row.repeat_interleave(config.num_return_sequences))
+    expand = _expand_token_id(model, config)
+    banned = set(config.suppress_tokens or ())
+    if expand is not None and not config.expand_budget:
+        banned.add(expand)
+    step = Step(model, decoder, config, _chain(logits_processor), tuple(sorted(banned)))
+    stopper = Stopper(stopping_criteria, canvas) if stopping_criteria else None
+    streams = [Stream(s, canvas) for s in (streamer, diffusion_streamer) if s is not None]
+    seeds = _row_seeds(seed, canvas.ids.shape[0], canvas.ids.device)
+    return _Loop(step, config, canvas, seeds, expand).run(stopper, streams)
 
 
-class _Step:
-    """One step on a canvas: everything that does not change between steps is kept here."""
+class _Loop:
+    """Steps until every row is done; what changes from step to step is kept here."""
 
     def __init__(
         self,
-        model: DiffusionLM,
-        decoder: BlockDecoder | None,
+        step: Step,
         config: GenerationConfig,
-        logits_processor: Any,
+        canvas: Canvas,
+        seeds: Tensor,
+        expand_token_id: int | None,
     ) -> None:
-        self.model, self.decoder, self.config = model, decoder, config
-        self.logits_processor = logits_processor
-        self.choose = SCHEDULES[config.schedule].choose
-        self.bridge = decoder.bridge if decoder else _own_vocabulary(model)
-        self.vocabulary: dict[str, Any] = {
-            "valid_vocab": self.bridge.valid_vocab,
-            "banned_ids": self.bridge.banned_ids,
-        }
-        self.sampling: dict[str, Any] = {
-            "temperature": config.temperature,
-            "top_p": config.top_p,
-            "top_k": config.top_k,
-        }
-        unwritten = {*self.bridge.banned_ids, *self.bridge.suppressed_ids}
-        self.written_vocabulary: dict[str, Any] = {
-            "banned_ids": tuple(sorted(i for i in unwritten if i < self.bridge.valid_vocab))
-        }
+        self.step, self.config, self.seeds = step, config, seeds
+        self.whole = self.canvas = canvas  # all rows, and those that are still decoded
+        self.rows = torch.arange(canvas.ids.shape[0], device=canvas.ids.device)
+        self.forwards = torch.zeros_like(self.rows)
+        self.history: list[Tensor] | None = [] if config.output_history else None
+        self.expand = 0 if expand_token_id is None else expand_token_id
+        self.room: Tensor | None = None  # positions that each row may still grow by
+        if config.expand_budget is not None:
+            self.room = torch.full_like(self.rows, config.expand_budget)
 
-    def __call__(self, canvas: Canvas, seeds: Tensor, index: int) -> Tensor:
-        """Commit; returns the canvas tokens with top-1 drafts at masked candidates ``[N, n]``."""
-        candidates = canvas.candidates(self.config.scope_blocks)
-        stats, logits = self._head(canvas, candidates)
-        shape = candidates.position.shape
-        if self.config.confidence_source == "sampled":
-            view = self._sampled_view(canvas, candidates, logits, seeds, index)
+    def run(self, stopper: Stopper | None, streams: list[Stream]) -> GenerationOutput:
+        # Every step commits at least one position of every unfinished row, so this always ends.
+        most = self.canvas.length + 2 * (self.config.expand_budget or 0)
+        unfinished = self.canvas.unfinished
+        for index in range(most):
+            draft = self.step(self.canvas, self.seeds[self.rows], index, self._bans())
+            self.forwards[self.rows] += unfinished
+            canvas, end = self.canvas, self.canvas.eos_token_ids[0]
+            if self.room is not None:
+                self.room = resize(canvas, self.room, index, expand=self.expand, delete=end)
+            if stopper is not None:
+                stopper(canvas, self.rows.tolist(), index)
+            if canvas is not self.whole:
+                self.whole.ids[self.rows], self.whole.step_of[self.rows] = (
+                    canvas.ids,
+                    canvas.step_of,
+                )
+            if self.history is not None:
+                self.history.append(self.whole.seen_ids.clone())
+            for stream in streams:
+                stream.step(self.whole, draft)
+            unfinished = canvas.unfinished
+            state = torch.stack([unfinished.all(), unfinished.any(), (canvas.tokens < 0).any()])
+            all_unfinished, some_unfinished, broken = state.tolist()
+            if broken:
+                _raise_broken(canvas, self.rows, index)
+            if not some_unfinished:
+                break
+            if not all_unfinished and self.room is None:
+                self.rows = self.rows[unfinished]
+                self.canvas = canvas.select(unfinished.nonzero().flatten())
+                unfinished = unfinished[unfinished]
         else:
-            view = Statistics(
-                stats.entropy.view(shape),
-                stats.top1_prob.view(shape),
-                stats.margin.view(shape),
-                candidates.wanted,
-            )
-        choice = self.choose(view, self.config)
-        block, length, slots = choice
-        if block.shape[1]:
-            single = _first_masked(candidates, block)
-            slots = torch.cat([slots, torch.where(length == 1, single, -1)], dim=1)
-        if slots.shape[1]:
-            self._commit_slots(canvas, candidates, logits, slots, seeds, index)
-        if block.shape[1]:
-            self._commit_blocks(
-                canvas, candidates, stats, logits, block, length * (length > 1), seeds, index
-            )
-        if self.config.eos_fill:
-            canvas.fill_after_eos(index)
-        drafts = torch.where(candidates.masked, stats.top1_id.view(shape), candidates.ids)
-        position = torch.where(candidates.masked, candidates.position, canvas.step_of.shape[1])
-        tokens = torch.cat([canvas.tokens, canvas.tokens[:, :1]], dim=1)
-        draft = tokens.scatter(1, position.flatten(1), drafts.flatten(1))[:, :-1]
-        return torch.where(canvas.masked, draft, canvas.tokens)
+            raise AssertionError(f"rows {self.rows.tolist()} are not decoded after {most} steps")
+        for stream in streams:
+            stream.end(self.whole)
+        return _output(self.whole, self.forwards, self.history)
 
-    def _head(self, canvas: Canvas, candidates: Candidates) -> tuple[VocabStats, Tensor]:
-        """Statistics and logits of the candidate rows, ``R = N * C * B``."""
-        hidden = self.model.body(canvas.ids, canvas.attention_mask)
-        row = candidates.position.flatten(1) + canvas.prompt_length - self.model.shift
-        picked = hidden.gather(1, row[..., None].expand(-1, -1, hidden.shape[-1])).flatten(0, 1)
-        head = self.model.lm_head
-        stats, logits = head_stats(picked, head.weight, head.bias, **self.vocabulary)
-        if self.logits_processor is not None:
-            context = canvas.ids.repeat_interleave(row.shape[1], dim=0)
-            logits = self.logits_processor(context, logits)
-            stats = vocab_stats(logits, **self.vocabulary)
-        return stats, logits
-
-    def _sampled_view(
-        self, canvas: Canvas, candidates: Candidates, logits: Tensor, seeds: Tensor, index: int
-    ) -> Statistics:
-        shape = candidates.position.shape
-        entropy, confidence, margin = sampled_statistics(logits, **self.sampling, **self.vocabulary)
-        if self.config.temperature:  # the probability of the token drawn, not of the top one
-            position = candidates.position.flatten(1)
-            _, confidence = self._draw(canvas, position, logits, seeds, index)
-        return Statistics(
-            entropy.view(shape), confidence.view(shape), margin.view(shape), candidates.wanted
-        )
-
-    def _draw(
-        self, canvas: Canvas, position: Tensor, logits: Tensor, seeds: Tensor, index: int
-    ) -> tuple[Tensor, Tensor]:
-        """Sample from DLM rows at canvas positions ``[N, S]``; ``logits`` are ``[N * S, Vd]``."""
-        counters = _counters(canvas, position, index).flatten(0, 1)
-        row_seeds = seeds[:, None].expand(position.shape).flatten()
-        return sample_tokens(logits, row_seeds, counters, **self.sampling, **self.vocabulary)
-
-    def _commit_slots(
-        self,
-        canvas: Canvas,
-        candidates: Candidates,
-        logits: Tensor,
-        slots: Tensor,
-        seeds: Tensor,
-        index: int,
-    ) -> None:
-        """Fill single positions from the DLM's own distribution."""
-        position = candidates.position.flatten(1).gather(1, slots.clamp_min(0))
-        per_row = candidates.position[0].numel()
-        offset = torch.arange(slots.shape[0], device=slots.device)[:, None] * per_row
-        row = (slots.clamp_min(0) + offset).flatten()
-        ids, _ = self._draw(canvas, position, logits.index_select(0, row), seeds, index)
-        canvas.commit(position, ids.view_as(slots), slots >= 0, index)
-
-    def _commit_blocks(
-        self,
-        canvas: Canvas,
-        candidates: Candidates,
-        stats: VocabStats,
-        logits: Tensor,
-        block: Tensor,
-        length: Tensor,
-        seeds: Tensor,
-        index: int,
-    ) -> None:
-        """Let the AR model write the first ``length`` masked positions of the chosen blocks."""
-        conditioning = self.config.conditioning
-        assert self.decoder is not None and conditioning is not None
-        n, c, b = candidates.position.shape
-        m = block.shape[1]
-        # On the host a look costs nothing, so blocks that were not chosen are left out; elsewhere
-        # the shape stays fixed and what they would write is dropped by commit.
-        on_host = block.device.type == "cpu"
-        chosen = (length.flatten() > 0) if on_host else torch.ones_like(length.flatten()) > 0
-        if on_host and not bool(chosen.any()):
-            return
-        picked = chosen.nonzero().flatten() if on_host else torch.arange(n * m, device=block.device)
-        row = picked // m
-        cell = row * c + block.flatten()[picked].clamp_min(0)
-        length = length.flatten()[picked]
-        position = candidates.position.reshape(n * c, b)[cell]
-        masked = candidates.masked.reshape(n * c, b)[cell]
-        ids = candidates.ids.reshape(n * c, b)[cell]
-        wanted = candidates.wanted.reshape(n * c, b)[cell]
-        write = wanted & (wanted.cumsum(-1) <= length[:, None])
-        soft = soft_tokens(
-            logits,
-            self.decoder.table,
-            self.bridge,
-            rows=(cell[:, None] * b + torch.arange(b, device=cell.device)).flatten(),
-            stats=stats,
-            top_k=parse_conditioning(conditioning),
-            temperature=self.config.conditioning_temperature,
-            known_ids=ids.flatten(),
-            known=~masked.flatten(),
-        ).view(ids.shape[0], b, -1)
-        counters = _counters(canvas, position, index, row)
-
-        def draw(j: int, rows: Tensor) -> Tensor:
-            return sample_tokens(
-                rows, seeds[row], counters[:, j], **self.sampling, **self.written_vocabulary
-            )[0]
-
-        last = torch.where(write, torch.arange(1, b + 1, device=write.device), 0).amax(-1)
-        steps = int(last.max()) if on_host else b
-        written = self.decoder.decode(soft, ids, ~masked, draw, steps=steps)
-        # Back to one line per row, m blocks side by side.
-        shape = (n * m, b)
-        lines = position.new_zeros(shape).index_copy(0, picked, position).view(n, m * b)
-        tokens = ids.new_zeros(shape).index_copy(0, picked, written).view(n, m * b)
-        flags = write.new_zeros(shape).index_copy(0, picked, write).view(n, m * b)
-        canvas.commit(lines, tokens, flags, index)
-
-
-def _first_masked(candidates: Candidates, block: Tensor) -> Tensor:
-    """Flat ``C * B`` index of the first masked position of each block ``[N, m]``."""
-    b = candidates.wanted.shape[2]
-    first = candidates.wanted.to(torch.uint8).argmax(-1).gather(1, block.clamp_min(0))
-    return block.clamp_min(0) * b + first
-
-
-def _counters(canvas: Canvas, position: Tensor, step: int, row: Tensor | None = None) -> Tensor:
-    """``[.., 2]`` int32: position from the row's first real token, and step."""
-    padding = canvas.padding if row is None else canvas.padding[row]
-    from_start = position + canvas.prompt_length - padding[:, None]
-    return torch.stack([from_start, torch.full_like(from_start, step)], dim=-1).to(torch.int32)
+    def _bans(self) -> list[Ban]:
+        canvas, bans = self.canvas, []
+        if self.config.min_new_tokens:
+            at = torch.arange(canvas.step_of.shape[1], device=canvas.ids.device)
+            early = (at < self.config.min_new_tokens).expand(canvas.ids.shape[0], -1)
+            bans.append((list(canvas.eos_token_ids), early))
+        if self.room is not None:
+            full = (self.room < 1)[:, None].expand(-1, canvas.step_of.shape[1])
+            bans.append(([self.expand], full))
+        return bans
 
 
 def _row_seeds(seed: Any, rows: int, device: torch.device) -> Tensor:
@@ -336,7 +224,9 @@ def _row_seeds(seed: Any, rows: int, device: torch.device) -> Tensor:
     return torch.tensor(each, dtype=torch.int64, device=device)
 
 
-def _check_fits(model: DiffusionLM, input_ids: Tensor, canvas: Canvas) -> None:
+def _check_fits(
+    model: DiffusionLM, input_ids: Tensor, canvas: Canvas, config: GenerationConfig
+) -> None:
     """Prompt ids within the vocabulary, prompt and canvas within the context."""
     low, high = torch.stack([input_ids.min(), input_ids.max()]).tolist()
     if low < 0 or high >= model.config.vocab_size:
@@ -344,13 +234,43 @@ def _check_fits(model: DiffusionLM, input_ids: Tensor, canvas: Canvas) -> None:
             f"input_ids hold {low if low < 0 else high}, outside the model's "
             f"{model.config.vocab_size} tokens"
         )
-    longest = canvas.prompt_length - int(canvas.padding.min())
-    positions = canvas.step_of.shape[1]
-    if longest + positions > model.max_length:
+    new = config.max_new_tokens + (config.expand_budget or 0)
+    longest = input_ids.shape[1] - int(canvas.padding.min())
+    if longest + new > model.max_length:
         raise ValueError(
-            f"a prompt of {longest} tokens and a canvas of {positions} exceed the model's limit "
-            f"of {model.max_length} tokens: shorten the prompt or lower max_new_tokens"
+            f"a prompt of {longest} tokens and {new} more exceed the model's limit of "
+            f"{model.max_length} tokens: shorten the prompt or lower max_new_tokens"
         )
+    if config.min_new_tokens and canvas.prompt_length != input_ids.shape[1]:
+        raise ValueError(
+            f"min_new_tokens={config.min_new_tokens} counts tokens behind the prompt, and a prompt "
+            "has masks of its own: use suppress_tokens"
+        )
+
+
+def _expand_token_id(model: DiffusionLM, config: GenerationConfig) -> int | None:
+    own = getattr(model.config, "expand_token_id", None)
+    expand = own if config.expand_token_id is None else config.expand_token_id
+    if config.expand_budget is not None and expand is None:
+        raise ValueError(
+            f"expand_budget={config.expand_budget}: the model's config names no expand_token_id; "
+            "give expand_token_id="
+        )
+    return expand
+
+
+def _chain(processors: Any) -> Any:
+    """One processor of one or several; None of none."""
+    if callable(processors) and not isinstance(processors, list):
+        return processors
+    chain = list(processors or ())
+
+    def process(ids: Tensor, logits: Tensor) -> Tensor:
+        for processor in chain:
+            logits = processor(ids, logits)
+        return logits
+
+    return process if chain else None
 
 
 def _raise_broken(canvas: Canvas, rows: Tensor, index: int) -> None:
@@ -359,10 +279,6 @@ def _raise_broken(canvas: Canvas, rows: Tensor, index: int) -> None:
         f"step {index}: no token can be drawn for row {int(rows[line])}, canvas position "
         f"{position}: the logits are NaN, or a processor left none above -inf"
     )
-
-
-def _own_vocabulary(model: DiffusionLM) -> VocabularyBridge:
-    return VocabularyBridge(model.config.vocab_size, banned_ids=(model.mask_token_id,))
 
 
 def _block_decoder(
@@ -391,14 +307,20 @@ def _block_decoder(
 
 
 def _output(canvas: Canvas, forwards: Tensor, history: list[Tensor] | None) -> GenerationOutput:
-    tokens = canvas.tokens[:, : canvas.length]
-    is_eos = tokens == canvas.eos_token_id
-    first = torch.where(is_eos.any(-1), is_eos.to(torch.uint8).argmax(-1) + 1, canvas.length)
+    committed = canvas.step_of[:, : canvas.length] >= 0
+    is_end = canvas.is_eos()[:, : canvas.length] & committed
+    before = is_end.cumsum(-1) - is_end.long() == 0  # up to and with the first end
+    known = canvas.attention_mask
+    lengths = torch.full_like(forwards, canvas.length)
+    if known is not None:
+        at = torch.arange(1, canvas.length + 1, device=forwards.device)
+        lengths = (known[:, canvas.prompt_length :] * at).amax(-1)
     return GenerationOutput(
-        sequences=canvas.ids[:, : canvas.prompt_length + canvas.length],
+        sequences=canvas.seen_ids,
         num_function_evaluations=forwards,
-        tokens_per_forward=first / forwards,
-        tokens_per_forward_canvas=canvas.length / forwards,
+        tokens_per_forward=(committed & before).sum(-1) / forwards,
+        tokens_per_forward_canvas=committed.sum(-1) / forwards,
         step_of=canvas.step_of[:, : canvas.length],
+        lengths=lengths,
         history=history,
     )

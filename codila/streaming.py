@@ -22,7 +22,9 @@ STYLES = {"prompt": "dim", "known": "bold", "draft": "dim italic", "unknown": "d
 class Decoded:
     """One prompt and what was written behind it.
 
-    ``tokens`` counts up to and with the end token; ``seconds`` is the time of the decoding loop.
+    Where the prompt has masks, ``prompt`` is what stands before the first of them, and ``text`` the
+    rest. ``tokens`` counts what was written up to and with the end token; ``seconds`` is the time
+    of the decoding loop.
     """
 
     prompt: str
@@ -58,18 +60,23 @@ def decode(
     started = time.perf_counter()
     try:
         out = pair.generate(ids, seed=seed, diffusion_streamer=live, **options)
-        written = out.sequences[0, ids.shape[1] :].tolist()
+        tokens = out.sequences[0].tolist()
     finally:
         if live is not None:
             live.close()
     seconds = time.perf_counter() - started
-    eos = pair.dlm.eos_token_id
-    end = written.index(eos) if eos in written else len(written)
+    canvas = len(tokens) - out.step_of.shape[1]
+    front, written = tokens[:canvas], tokens[canvas:]
+    if canvas < ids.shape[1]:
+        prompt = pair.tokenizer.decode(front, skip_special_tokens=True)
+    ends = [i for i, token in enumerate(written) if token in pair.dlm.eos_token_ids]
+    end = ends[0] if ends else len(written)
+    forwards = int(out.num_function_evaluations[0])
     return Decoded(
         prompt=prompt,
         text=pair.tokenizer.decode(written[:end], skip_special_tokens=True),
-        tokens=min(end + 1, len(written)),
-        num_function_evaluations=int(out.num_function_evaluations[0]),
+        tokens=round(float(out.tokens_per_forward[0]) * forwards),
+        num_function_evaluations=forwards,
         tokens_per_forward=float(out.tokens_per_forward[0]),
         seconds=seconds,
     )

@@ -71,6 +71,11 @@ class DreamModel(PreTrainedModel):
         return int(eos[0] if isinstance(eos, list | tuple) else eos)
 
     @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        eos = self.config.eos_token_id
+        return tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
+
+    @property
     def max_length(self) -> int:
         """Tokens of prompt and canvas together that the position encoding covers."""
         return int(self.config.max_position_embeddings)

@@ -12,7 +12,8 @@ class DiffusionLM(Protocol):
     """A masked diffusion model: one file per family implements it, as a ``PreTrainedModel``.
 
     ``shift`` is 1 where the hidden state at ``p - 1`` predicts the token at ``p`` (Dream), 0 where
-    the one at ``p`` does (LLaDA). ``max_length`` bounds prompt and canvas together, in tokens.
+    the one at ``p`` does (LLaDA). Where ``lm_head`` is None, ``body`` returns logits.
+    ``max_length`` bounds prompt and canvas together, in tokens.
     """
 
     config: Any
@@ -24,6 +25,9 @@ class DiffusionLM(Protocol):
 
     @property
     def eos_token_id(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
 
     @property
     def max_length(self) -> int: ...

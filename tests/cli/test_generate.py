@@ -45,6 +45,16 @@ def test_plain_output_is_the_text_and_figures_are_apart(codila_command):
     assert "tokens per forward" in result.stderr
 
 
+def test_masks_in_a_prompt_are_filled_in_place(codila_command):
+    prompt = "def f(nums):\n    total =<|mask|><|mask|>\n    return total\n"
+    result = codila_command("generate", prompt, "PAIR", "--json", "--max-new-tokens", "0")
+    out = generated(result)
+    assert out["prompt"].endswith("total =")
+    assert out["text"].endswith("return total\n")
+    assert out["tokens"] == 2
+    assert "<|mask|>" not in out["prompt"] + out["text"]
+
+
 def test_seed_decides(codila_command):
     def text(seed: str) -> str:
         options = ("--temperature", "1", "--top-p", "1", "--seed", seed, "--json", *SHORT)
@@ -154,7 +164,7 @@ def test_mistakes_take_one_line(codila_command, arguments, said):
 
 @pytest.mark.parametrize(
     ("prompt", "said"),
-    [("", "empty"), (" \n", "empty"), ("prompts/missing.py", "no such file"), ("<|mask|>", "mask")],
+    [("", "empty"), (" \n", "empty"), ("prompts/missing.py", "no such file")],
 )
 def test_unusable_prompts(codila_command, prompt, said):
     result = codila_command("generate", prompt, "PAIR")

@@ -1,8 +1,9 @@
 """The decoder by its definition: one row at a time, plain loops, no cache, no batch.
 
 Only :func:`codila_kernels.sample_tokens` is shared with the library, since it defines what a seed
-means. Everything else is written from the rules: the grid starts behind the prompt; the frontier
-is the leftmost block with a mask; hidden ``p - shift`` predicts ``p``.
+means. Everything else is written from the rules: a block starts at the first mask that no block
+covers; the frontier is the leftmost block with a mask; hidden ``p - shift`` predicts ``p``, and the
+first token predicts itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from codila_kernels import sample_tokens
 
 
 class Decoded(NamedTuple):
-    tokens: list[int]
+    tokens: list[int]  # prompt included
     forwards: int
     ar_tokens: int  # how many tokens the AR model wrote
 
@@ -52,7 +53,13 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
     bridge = None if ar is None else ar.codila.bridge
     valid = dlm.config.vocab_size if bridge is None else bridge.valid_vocab
     banned = {mask} if bridge is None else set(bridge.banned_ids)
-    x = [mask] * (math.ceil(c.max_new_tokens / size) * size)
+    x = prompt + [mask] * c.max_new_tokens
+    given, grid, end = [v != mask for v in x], [], 0
+    for p, v in enumerate(x):
+        if v == mask and p >= end:
+            grid, end = [*grid, range(p, p + size)], p + size
+    seen = len(x)  # what completes the last block is known to the AR model alone
+    x, given = x + [eos] * (end - seen), given + [True] * (end - seen)
     forwards = ar_tokens = 0
 
     def usable(z: Tensor, never: set[int]) -> Tensor:
@@ -61,7 +68,7 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
         return z
 
     def draw(z: Tensor, position: int) -> tuple[int, float]:
-        counter = torch.tensor([[len(prompt) + position, forwards - 1]], dtype=torch.int32)
+        counter = torch.tensor([[position, forwards - 1]], dtype=torch.int32)
         sampling = {"temperature": c.temperature, "top_p": c.top_p, "top_k": c.top_k}
         token, p = sample_tokens(z[None], torch.tensor([seed]), counter, **sampling)
         return int(token), float(p)
@@ -76,8 +83,10 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
         top = 0 if conditioning == "soft" else int(conditioning.removeprefix("top-"))
         fed = []
         for p in block:
-            pi = _distribution(z[p], c.conditioning_temperature, top)
-            fed.append(pi @ in_dlm_order if x[p] == mask else table[ar_row(x[p])])
+            if x[p] == mask:
+                fed.append(_distribution(z[p], c.conditioning_temperature, top) @ in_dlm_order)
+            else:
+                fed.append(table[ar_row(x[p])])
         if ar.codila.boundaries:
             fed = [table[ar.codila.boundaries[0]], *fed, table[ar.codila.boundaries[1]]]
         written = {}
@@ -90,17 +99,14 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
             fed.append(table[ar_row(token)])
         return written
 
-    while mask in x[: c.max_new_tokens]:
-        logits = dlm(torch.tensor([prompt + x])).logits[0].double()
+    while mask in x:
+        logits = dlm(torch.tensor([x[:seen]])).logits[0].double()
         forwards += 1
-        frontier = x.index(mask) // size
-        blocks = range(len(x) // size)
-        blocks = blocks[frontier : frontier + c.scope_blocks] if c.scope_blocks else blocks
-        inside = [range(b * size, (b + 1) * size) for b in blocks]
-        wanted = range(c.max_new_tokens)  # what pads the grid conditions, and is not decoded
-        holes = [[p for p in block if x[p] == mask and p in wanted] for block in inside]
+        frontier = next(i for i, block in enumerate(grid) if any(x[p] == mask for p in block))
+        inside = grid[frontier : frontier + c.scope_blocks] if c.scope_blocks else grid
+        holes = [[p for p in block if x[p] == mask] for block in inside]
         masked = [p for hole in holes for p in hole]
-        z = {p: usable(logits[len(prompt) + p - dlm.shift], banned) for b in inside for p in b}
+        z = {p: usable(logits[max(p - dlm.shift, 0)], banned) for p in masked}
         if c.confidence_source == "raw":
             view = {p: _distribution(z[p]) for p in masked}
             confidence = {p: view[p].max().item() for p in masked}
@@ -140,6 +146,14 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
                 ar_tokens += len(prefix)
         for p, token in commits.items():
             x[p] = token
-        if c.eos_fill and eos in x and mask not in x[: x.index(eos)]:
-            x = [eos if token == mask else token for token in x]
-    return Decoded(x[: c.max_new_tokens], forwards, ar_tokens)
+        if c.eos_fill:
+            fill, clear = False, True  # an end was written in this run; no mask was met before it
+            for p in range(seen):
+                if given[p]:
+                    fill, clear = False, True
+                elif x[p] == mask:
+                    x[p] = eos if fill else mask
+                    clear = clear and fill
+                elif x[p] == eos:
+                    fill = fill or clear
+    return Decoded(x[:seen], forwards, ar_tokens)

@@ -24,11 +24,21 @@ TWO = torch.tensor([[1, 2, 3], [4, 5, 6]])
         (torch.zeros(1, 0, dtype=torch.int64), {}, r"input_ids are \[1, 0\].*empty prompt"),
         (torch.zeros(0, 3, dtype=torch.int64), {}, r"input_ids are \[0, 3\]"),
         (PROMPT[0], {}, r"input_ids are \[3\], expected \[rows, prompt length\]"),
-        (torch.tensor([[1, MASK, 3]]), {}, "contains the mask token 72"),
+        (
+            PROMPT,
+            {"max_new_tokens": 0},
+            "max_new_tokens is 0, and no prompt holds the mask token 72",
+        ),
         (PROMPT, {"attention_mask": torch.tensor([[0, 0, 0]])}, "prompt 0 is empty"),
         (PROMPT, {"attention_mask": torch.tensor([[1, 0, 1]])}, "zeros inside a prompt"),
         (PROMPT, {"attention_mask": torch.tensor([[1, 1]])}, r"\[1, 2\], input_ids are \[1, 3\]"),
-        (PROMPT, {"max_new_tokens": 62}, "prompt of 3 tokens and a canvas of 64 exceed.*64"),
+        (PROMPT, {"max_new_tokens": 62}, "prompt of 3 tokens and 62 more exceed.*64"),
+        (PROMPT, {"expand_budget": 2}, "names no expand_token_id"),
+        (
+            torch.tensor([[1, MASK, 3]]),
+            {"min_new_tokens": 2},
+            "min_new_tokens=2 counts tokens behind the prompt",
+        ),
         (PROMPT, {"block_size": 5}, r"block_size=5: the AR model was trained for \[1, 2, 3, 4, 8"),
         (
             PROMPT,

@@ -18,7 +18,7 @@ def start(ids: list[list[int]], mask=None, length: int = 6, block_size: int = 2)
         length=length,
         block_size=block_size,
         mask_token_id=MASK,
-        eos_token_id=EOS,
+        eos_token_ids=(EOS,),
     )
 
 
@@ -26,6 +26,7 @@ def canvas_of(rows: list[list[int]], length: int | None = None, block_size: int 
     """A canvas that stands as ``rows`` say."""
     canvas = start([[0]] * len(rows), length=length or len(rows[0]), block_size=block_size)
     canvas.tokens.copy_(torch.tensor(rows))
+    canvas.step_of[~canvas.masked] = 0  # committed, not given
     return canvas
 
 
@@ -38,14 +39,61 @@ def test_a_canvas_is_masks_behind_the_prompt():
     assert canvas.step_of.tolist() == [[-1] * 6]
 
 
-def test_a_length_that_is_no_multiple_of_the_block_gets_whole_blocks():
+def test_the_last_block_is_completed_with_ends_that_the_model_does_not_see():
     canvas = start([[1]], length=5, block_size=4)
-    assert canvas.tokens.shape == (1, 8)
-    canvas.tokens[:, :5] = 0
-    assert canvas.masked.any() and not canvas.unfinished.any()
+    assert canvas.seen_ids.tolist() == [[1] + [MASK] * 5]
+    assert canvas.tokens.tolist() == [[MASK] * 5 + [EOS] * 3]
+    assert canvas.starts.tolist() == [[0, 4]]
     candidates = canvas.candidates(0)
-    assert candidates.masked[0].tolist() == [[False] * 4, [False, True, True, True]]
-    assert not candidates.wanted.any()  # what pads the grid is never to be decoded
+    assert candidates.position[0].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert candidates.masked[0].tolist() == [[True] * 4, [True, False, False, False]]
+    canvas.tokens[:, :5] = 0
+    assert not canvas.unfinished.any()
+
+
+def test_masks_in_a_prompt_are_decoded_in_place():
+    canvas = start([[1, MASK, MASK, MASK, 5, MASK, 7, 7], [1, 2, 3, MASK, MASK, 6, 7, 7]], length=0)
+    assert canvas.prompt_length == 1 and canvas.length == 7
+    # a block starts at the first mask that no block covers; the second row has one block less
+    assert canvas.starts.tolist() == [[0, 2, 4], [2, 7, 7]]
+    candidates = canvas.candidates(0)
+    assert candidates.position[0].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert candidates.masked[0].tolist() == [[True, True], [True, False], [True, False]]
+    assert candidates.masked[1].tolist() == [[True, True], [False, False], [False, False]]
+    assert canvas.candidates(1).position[1].tolist() == [[2, 3]]
+    assert canvas.given[1].tolist() == [True, True, False, False, True, True, True]
+
+
+def test_a_hole_and_a_canvas_share_a_block_where_they_are_close():
+    canvas = start([[1, MASK, 3]], length=3, block_size=4)
+    assert canvas.prompt_length == 1
+    assert canvas.starts.tolist() == [[0, 4]]
+    assert canvas.candidates(0).masked[0].tolist() == [
+        [True, False, True, True],
+        [True, False, False, False],
+    ]
+
+
+def test_an_end_fills_its_hole_and_no_other():
+    canvas = start([[1, MASK, MASK, MASK, 5, MASK, MASK]], length=0)
+    canvas.tokens[0, 0] = EOS
+    canvas.step_of[0, 0] = 0
+    canvas.fill_after_eos(3)
+    assert canvas.tokens.tolist() == [[EOS, EOS, EOS, 5, MASK, MASK]]
+
+
+def test_a_given_end_fills_nothing():
+    canvas = start([[1, EOS, MASK, MASK]], length=0)
+    canvas.fill_after_eos(0)
+    assert canvas.masked.sum() == 2
+
+
+def test_any_of_several_ends_fills_with_the_first():
+    canvas = start([[1]], length=4)
+    canvas.eos_token_ids = (EOS, 5)
+    canvas.tokens[0, 0], canvas.step_of[0, 0] = 5, 0
+    canvas.fill_after_eos(1)
+    assert canvas.tokens.tolist() == [[5, EOS, EOS, EOS]]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +123,7 @@ def test_padding_may_hold_the_mask_token():
 
 def test_candidates_start_at_the_leftmost_block_with_a_mask():
     canvas = canvas_of([[1, 1, 1, MASK, 1, 1, MASK, MASK], [MASK] * 8, [1] * 7 + [MASK]])
-    position, masked, wanted, ids = canvas.candidates(2)
-    assert torch.equal(wanted, masked)
+    position, masked, ids = canvas.candidates(2)
     assert position[0].tolist() == [[2, 3], [4, 5]]
     assert masked[0].tolist() == [[False, True], [False, False]]
     assert ids[0].tolist() == [[1, MASK], [1, 1]]
@@ -106,7 +153,7 @@ def test_commit_writes_masked_positions_only():
     write = torch.tensor([[True, True, False], [True, True, True]])
     commit(canvas, [[0, 1, 2], [3, 2, 0]], [[5, 5, 5], [6, 6, 6]], write)
     assert canvas.tokens.tolist() == [[1, 5, MASK, 4], [6, MASK, 3, 6]]
-    assert canvas.step_of.tolist() == [[-1, 3, -1, -1], [3, -1, -1, 3]]
+    assert canvas.step_of.tolist() == [[0, 3, -1, 0], [3, -1, 0, 3]]
     assert canvas.ids[:, 0].tolist() == [0, 0]  # the prompt
 
 
@@ -132,7 +179,7 @@ def test_the_rest_is_filled_once_everything_left_of_an_end_is_known():
         [EOS] * 6,
         [1, 2, MASK, MASK, MASK, MASK],
     ]
-    assert canvas.step_of[0].tolist() == [-1, -1, 7, -1, 7, 7]
+    assert canvas.step_of[0].tolist() == [0, 0, 7, 0, 7, 7]
     assert canvas.unfinished.tolist() == [False, True, False, True]
 
 
@@ -153,9 +200,21 @@ def test_a_selection_is_a_copy_of_its_rows():
         ([[1, 2]], [[1]], r"attention_mask is \[1, 1\], input_ids are \[1, 2\]"),
         ([[1, 2], [3, 4]], [[1, 1], [0, 0]], "prompt 1 is empty"),
         ([[1, 2, 3]], [[1, 0, 1]], "zeros inside a prompt"),
-        ([[1, MASK]], None, "contains the mask token 9"),
     ],
 )
 def test_prompts_that_cannot_be_decoded_are_refused(ids, mask, message):
     with pytest.raises(ValueError, match=message):
         start(ids, mask)
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "message"),
+    [
+        ([[1, 2]], None, "max_new_tokens is 0, and no prompt holds the mask token 9"),
+        ([[MASK, 2]], [[0, 1]], "max_new_tokens is 0"),
+        ([[1, MASK], [1, 2]], None, r"nothing to decode in prompts \[1\]"),
+    ],
+)
+def test_nothing_to_decode_is_an_error(ids, mask, message):
+    with pytest.raises(ValueError, match=message):
+        start(ids, mask, length=0)

@@ -21,8 +21,8 @@ def test_defaults_are_the_papers():
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("max_new_tokens", 0, "an int of at least 1"),
-        ("max_new_tokens", 8.0, "an int of at least 1"),
+        ("max_new_tokens", -1, "an int of at least 0"),
+        ("max_new_tokens", 8.0, "an int of at least 0"),
         ("block_size", 0, "an int of at least 1"),
         ("block_size", True, "an int of at least 1"),
         ("blocks_per_step", -1, "an int of at least 1"),

@@ -86,15 +86,15 @@ def test_every_row_of_a_padded_batch_equals_the_naive_decoder(case):
     seed = rng.randrange(2**40)
     dlm.config.eos_token_id = EOS
     if config.eos_fill:  # a random model seldom writes a given token: make one of its own the end
-        draft = naive.decode(dlm, ar, prompts[0], config, seed).tokens
+        draft = naive.decode(dlm, ar, prompts[0], config, seed).tokens[len(prompts[0]) :]
         dlm.config.eos_token_id = draft[len(draft) // 3]
 
     expected = [naive.decode(dlm, ar, p, config, seed + row) for row, p in enumerate(prompts)]
     ids, mask = padded(prompts, rng.choice(["left", "right"]))
     out = generate(dlm, ids, ar_model=ar, attention_mask=mask, generation_config=config, seed=seed)
 
-    tokens = out.sequences[:, ids.shape[1] :].tolist()
-    assert tokens == [row.tokens for row in expected]
+    for row, want in enumerate(expected):
+        assert out.sequences[row, -len(want.tokens) :].tolist() == want.tokens
     assert out.num_function_evaluations.tolist() == [row.forwards for row in expected]
 
 
@@ -112,7 +112,7 @@ def test_partial_blocks_with_holes_equal_the_naive_decoder(seed):
     expected = naive.decode(dlm, ar, [1, 2], config, seed)
     out = generate(dlm, torch.tensor([[1, 2]]), ar_model=ar, generation_config=config, seed=seed)
     assert 0 < expected.ar_tokens < 16, "the case should mix the AR model and the DLM's sampler"
-    assert out.sequences[0, 2:].tolist() == expected.tokens
+    assert out.sequences[0].tolist() == expected.tokens
     assert out.num_function_evaluations.item() == expected.forwards
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from codila import generation
+from codila import generation, step
 from codila.canvas import Canvas
 from codila.conditioning import VocabularyBridge
 
@@ -46,11 +46,12 @@ def compatible() -> Tensor:
 class Oracle:
     """A diffusion model: the conditional marginals of q given what is known on the canvas.
 
-    Positions behind the sixth (of a canvas padded to whole blocks) are uniform. A canvas that q
-    excludes has uniform marginals.
+    Positions behind the sixth (which complete the last block) are uniform. A canvas that q excludes
+    has uniform marginals.
     """
 
     mask_token_id, eos_token_id, max_length = MASK, EOS, 64
+    eos_token_ids = (EOS,)
     config = types.SimpleNamespace(vocab_size=V + 2)
 
     def __init__(self, q: Tensor, shift: int = 1) -> None:
@@ -100,12 +101,12 @@ class IdealBlockDecoder:
 
     def decode(self, soft, known_ids, known, sampler, *, steps=None, context=None) -> Tensor:
         size = known.shape[1]
-        canvas = self.oracle.seen
+        canvas = torch.nn.functional.pad(self.oracle.seen, (0, -N % size), value=EOS)
         blocks = canvas.shape[1] // size
         count = min(self.scope, blocks) if self.scope else blocks
         row = self.cells // count
         canvas = canvas[row]
-        frontier = (canvas == MASK).to(torch.uint8).argmax(-1) // size if self.scope else 0
+        frontier = (canvas == MASK).to(torch.uint8).argmax(-1) // size if count < blocks else 0
         start = (frontier + self.cells % count) * size
         at = start[:, None] + torch.arange(size)
         assert torch.equal(canvas.gather(1, at), known_ids)
@@ -127,7 +128,7 @@ def decode(monkeypatch):
     def run(oracle: Oracle, rows: int = 64, known: dict[int, int] | None = None, **options: Any):
         options = {"temperature": 1.0, "top_p": 1.0, "scope_blocks": 0, "seed": 0} | options
         decoder = IdealBlockDecoder(oracle, options["scope_blocks"])
-        condition, start = generation.soft_tokens, Canvas.start
+        condition, start = step.soft_tokens, Canvas.start
 
         def recorded(*args, rows, **kwargs):
             decoder.cells = rows[:: options["block_size"]] // options["block_size"]
@@ -140,7 +141,7 @@ def decode(monkeypatch):
             return canvas
 
         with monkeypatch.context() as patch:
-            patch.setattr(generation, "soft_tokens", recorded)
+            patch.setattr(step, "soft_tokens", recorded)
             patch.setattr(generation.Canvas, "start", infilled)
             patch.setattr(generation, "_block_decoder", lambda *_: decoder)
             out = generation.generate(
@@ -180,11 +181,11 @@ def test_every_step_commits_and_known_tokens_never_change(decode, options, block
     canvas = torch.full((64, N), MASK)
     for position, token in known.items():
         canvas[:, position] = token
-    for step, sequences in enumerate(out.history):
+    for index, sequences in enumerate(out.history):
         after = sequences[:, 1:]
         was_known = canvas != MASK
         assert torch.equal(after[was_known], canvas[was_known])
-        running = out.num_function_evaluations > step
+        running = out.num_function_evaluations > index
         assert torch.equal(running, (canvas == MASK).any(-1))
         assert ((after != canvas).any(-1) == running).all()
         canvas = after

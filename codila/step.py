@@ -1,0 +1,240 @@
+"""One step: DLM forward -> statistics -> choice -> AR blocks and DLM slots -> commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from codila.block_decoder import BlockDecoder
+from codila.canvas import Candidates, Canvas
+from codila.conditioning import VocabularyBridge, parse_conditioning, soft_tokens
+from codila.config import GenerationConfig
+from codila.models.protocol import DiffusionLM
+from codila.schedules import SCHEDULES, Statistics
+from codila.schedules.sampled import sampled_statistics
+from codila_kernels import VocabStats, head_stats, sample_tokens, vocab_stats
+
+Ban = tuple[list[int], Tensor]
+"""Ids, and the canvas positions ``[N, n]`` (bool) where none of them may stand."""
+
+
+class Step:
+    """One step on a canvas: everything that does not change between steps is kept here."""
+
+    def __init__(
+        self,
+        model: DiffusionLM,
+        decoder: BlockDecoder | None,
+        config: GenerationConfig,
+        logits_processor: Any,
+        banned_ids: tuple[int, ...] = (),
+    ) -> None:
+        self.model, self.decoder, self.config = model, decoder, config
+        self.logits_processor = logits_processor
+        self.choose = SCHEDULES[config.schedule].choose
+        self.bridge = decoder.bridge if decoder else _own_vocabulary(model)
+        banned = {i for i in banned_ids if i < self.bridge.valid_vocab}
+        banned = banned.union(self.bridge.banned_ids)
+        self.vocabulary: dict[str, Any] = {
+            "valid_vocab": self.bridge.valid_vocab,
+            "banned_ids": tuple(sorted(banned)),
+        }
+        self.sampling: dict[str, Any] = {
+            "temperature": config.temperature,
+            "top_p": config.top_p,
+            "top_k": config.top_k,
+        }
+        unwritten = banned.union(self.bridge.suppressed_ids)
+        self.written_vocabulary: dict[str, Any] = {
+            "banned_ids": tuple(sorted(i for i in unwritten if i < self.bridge.valid_vocab))
+        }
+
+    def __call__(
+        self, canvas: Canvas, seeds: Tensor, index: int, bans: list[Ban] | None = None
+    ) -> Tensor:
+        """Commit; returns the canvas tokens with top-1 drafts at masked candidates ``[N, n]``."""
+        bans = bans or []
+        candidates = canvas.candidates(self.config.scope_blocks)
+        stats, logits = self._head(canvas, candidates, bans)
+        shape = candidates.position.shape
+        if self.config.confidence_source == "sampled":
+            view = self._sampled_view(canvas, candidates, logits, seeds, index)
+        else:
+            view = Statistics(
+                stats.entropy.view(shape),
+                stats.top1_prob.view(shape),
+                stats.margin.view(shape),
+                candidates.masked,
+            )
+        choice = self.choose(view, self.config)
+        block, length, slots = choice
+        if block.shape[1]:
+            single = _first_masked(candidates, block)
+            slots = torch.cat([slots, torch.where(length == 1, single, -1)], dim=1)
+        if slots.shape[1]:
+            self._commit_slots(canvas, candidates, logits, slots, seeds, index)
+        if block.shape[1]:
+            self._commit_blocks(
+                canvas, candidates, stats, logits, block, length * (length > 1), seeds, index, bans
+            )
+        if self.config.eos_fill and self.config.expand_budget is None:
+            canvas.fill_after_eos(index)
+        drafts = torch.where(candidates.masked, stats.top1_id.view(shape), candidates.ids)
+        position = torch.where(candidates.masked, candidates.position, canvas.step_of.shape[1])
+        tokens = torch.cat([canvas.tokens, canvas.tokens[:, :1]], dim=1)
+        draft = tokens.scatter(1, position.flatten(1), drafts.flatten(1))[:, :-1]
+        return torch.where(canvas.masked, draft, canvas.tokens)
+
+    def _head(
+        self, canvas: Canvas, candidates: Candidates, bans: list[Ban]
+    ) -> tuple[VocabStats, Tensor]:
+        """Statistics and logits of the candidate rows, ``R = N * C * B``."""
+        out = self.model.body(canvas.seen_ids, canvas.attention_mask)
+        position = candidates.position.flatten(1)
+        # A first real token has nothing in front of it that could predict it: it has its own row.
+        # What completes a block behind the canvas is known: any row will do.
+        row = position + canvas.prompt_length - self.model.shift
+        row = torch.maximum(row, canvas.padding[:, None])
+        row = row.clamp_max(out.shape[1] - 1)
+        picked = out.gather(1, row[..., None].expand(-1, -1, out.shape[-1])).flatten(0, 1)
+        head = self.model.lm_head
+        changed = bool(bans) or self.logits_processor is not None
+        if head is None:  # a model of which only the logits can be had
+            logits, changed = picked, True
+        else:
+            stats, logits = head_stats(picked, head.weight, head.bias, **self.vocabulary)
+        if self.logits_processor is not None:
+            context = canvas.seen_ids.repeat_interleave(row.shape[1], dim=0)
+            logits = self.logits_processor(context, logits)
+        logits = _without(logits, position, bans)
+        if changed:
+            stats = vocab_stats(logits, **self.vocabulary)
+        return stats, logits
+
+    def _sampled_view(
+        self, canvas: Canvas, candidates: Candidates, logits: Tensor, seeds: Tensor, index: int
+    ) -> Statistics:
+        shape = candidates.position.shape
+        entropy, confidence, margin = sampled_statistics(logits, **self.sampling, **self.vocabulary)
+        if self.config.temperature:  # the probability of the token drawn, not of the top one
+            position = candidates.position.flatten(1)
+            _, confidence = self._draw(canvas, position, logits, seeds, index)
+        return Statistics(
+            entropy.view(shape), confidence.view(shape), margin.view(shape), candidates.masked
+        )
+
+    def _draw(
+        self, canvas: Canvas, position: Tensor, logits: Tensor, seeds: Tensor, index: int
+    ) -> tuple[Tensor, Tensor]:
+        """Sample from DLM rows at canvas positions ``[N, S]``; ``logits`` are ``[N * S, Vd]``."""
+        counters = _counters(canvas, position, index).flatten(0, 1)
+        row_seeds = seeds[:, None].expand(position.shape).flatten()
+        return sample_tokens(logits, row_seeds, counters, **self.sampling, **self.vocabulary)
+
+    def _commit_slots(
+        self,
+        canvas: Canvas,
+        candidates: Candidates,
+        logits: Tensor,
+        slots: Tensor,
+        seeds: Tensor,
+        index: int,
+    ) -> None:
+        """Fill single positions from the DLM's own distribution."""
+        position = candidates.position.flatten(1).gather(1, slots.clamp_min(0))
+        per_row = candidates.position[0].numel()
+        offset = torch.arange(slots.shape[0], device=slots.device)[:, None] * per_row
+        row = (slots.clamp_min(0) + offset).flatten()
+        ids, _ = self._draw(canvas, position, logits.index_select(0, row), seeds, index)
+        canvas.commit(position, ids.view_as(slots), slots >= 0, index)
+
+    def _commit_blocks(
+        self,
+        canvas: Canvas,
+        candidates: Candidates,
+        stats: VocabStats,
+        logits: Tensor,
+        block: Tensor,
+        length: Tensor,
+        seeds: Tensor,
+        index: int,
+        bans: list[Ban],
+    ) -> None:
+        """Let the AR model write the first ``length`` masked positions of the chosen blocks."""
+        conditioning = self.config.conditioning
+        assert self.decoder is not None and conditioning is not None
+        n, c, b = candidates.position.shape
+        m = block.shape[1]
+        # On the host a look costs nothing, so blocks that were not chosen are left out; elsewhere
+        # the shape stays fixed and what they would write is dropped by commit.
+        on_host = block.device.type == "cpu"
+        chosen = (length.flatten() > 0) if on_host else torch.ones_like(length.flatten()) > 0
+        if on_host and not bool(chosen.any()):
+            return
+        picked = chosen.nonzero().flatten() if on_host else torch.arange(n * m, device=block.device)
+        row = picked // m
+        cell = row * c + block.flatten()[picked].clamp_min(0)
+        length = length.flatten()[picked]
+        position = candidates.position.reshape(n * c, b)[cell]
+        masked = candidates.masked.reshape(n * c, b)[cell]
+        ids = candidates.ids.reshape(n * c, b)[cell]
+        write = masked & (masked.cumsum(-1) <= length[:, None])
+        soft = soft_tokens(
+            logits,
+            self.decoder.table,
+            self.bridge,
+            rows=(cell[:, None] * b + torch.arange(b, device=cell.device)).flatten(),
+            stats=stats,
+            top_k=parse_conditioning(conditioning),
+            temperature=self.config.conditioning_temperature,
+            known_ids=ids.flatten(),
+            known=~masked.flatten(),
+        ).view(ids.shape[0], b, -1)
+        counters = _counters(canvas, position, index, row)
+
+        picked_bans = [(ids, where[row]) for ids, where in bans]
+
+        def draw(j: int, rows: Tensor) -> Tensor:
+            rows = _without(rows, position[:, j : j + 1], picked_bans)
+            return sample_tokens(
+                rows, seeds[row], counters[:, j], **self.sampling, **self.written_vocabulary
+            )[0]
+
+        last = torch.where(write, torch.arange(1, b + 1, device=write.device), 0).amax(-1)
+        steps = int(last.max()) if on_host else b
+        written = self.decoder.decode(soft, ids, ~masked, draw, steps=steps)
+        # Back to one line per row, m blocks side by side.
+        shape = (n * m, b)
+        lines = position.new_zeros(shape).index_copy(0, picked, position).view(n, m * b)
+        tokens = ids.new_zeros(shape).index_copy(0, picked, written).view(n, m * b)
+        flags = write.new_zeros(shape).index_copy(0, picked, write).view(n, m * b)
+        canvas.commit(lines, tokens, flags, index)
+
+
+def _first_masked(candidates: Candidates, block: Tensor) -> Tensor:
+    """Flat ``C * B`` index of the first masked position of each block ``[N, m]``."""
+    b = candidates.masked.shape[2]
+    first = candidates.masked.to(torch.uint8).argmax(-1).gather(1, block.clamp_min(0))
+    return block.clamp_min(0) * b + first
+
+
+def _counters(canvas: Canvas, position: Tensor, step: int, row: Tensor | None = None) -> Tensor:
+    """``[.., 2]`` int32: position from the row's first real token, and step."""
+    padding = canvas.padding if row is None else canvas.padding[row]
+    from_start = position + canvas.prompt_length - padding[:, None]
+    return torch.stack([from_start, torch.full_like(from_start, step)], dim=-1).to(torch.int32)
+
+
+def _without(logits: Tensor, position: Tensor, bans: list[Ban]) -> Tensor:
+    """``logits`` ``[N * S, V]`` of positions ``[N, S]``, what is banned there at -inf."""
+    for ids, where in bans:
+        here = where.gather(1, position).flatten()[:, None]
+        columns = torch.tensor([i for i in ids if i < logits.shape[1]], device=logits.device)
+        logits = logits.index_copy(1, columns, logits[:, columns].masked_fill(here, -torch.inf))
+    return logits
+
+
+def _own_vocabulary(model: DiffusionLM) -> VocabularyBridge:
+    return VocabularyBridge(model.config.vocab_size, banned_ids=(model.mask_token_id,))
