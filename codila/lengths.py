@@ -16,13 +16,14 @@ from codila.canvas import Canvas
 def resize(canvas: Canvas, room: Tensor, step: int, *, expand: int, delete: int) -> Tensor:
     """Carry out what was committed at ``step``; returns the room ``[N]`` that each row has left.
 
-    An expand token for which there is no room left (several committed at once) becomes one mask.
+    Where a step commits more expand tokens than there is room for, the leftmost become one mask.
     Rows stay aligned at the start of the canvas; the shorter ones are padded on the right with end
-    tokens that the DLM does not see. The block grid is laid anew.
+    tokens that the DLM does not see. The block grid is laid anew, edits or none: it must not depend
+    on the other rows.
     """
-    if not bool(((canvas.step_of == step) & torch.isin(
-        canvas.tokens, canvas.tokens.new_tensor([expand, delete])
-    )).any()):  # fmt: skip
+    edits = torch.isin(canvas.tokens, canvas.tokens.new_tensor([expand, delete]))
+    if not bool((edits & (canvas.step_of == step)).any()):
+        canvas.lay_grid()
         return room
     seen = canvas.attention_mask
     start, stop = canvas.prompt_length, canvas.prompt_length + canvas.length
@@ -31,7 +32,7 @@ def resize(canvas: Canvas, room: Tensor, step: int, *, expand: int, delete: int)
     rows: list[list[tuple[int, int, bool]]] = []
     for r in range(len(tokens)):
         row: list[tuple[int, int, bool]] = []
-        for c in range(canvas.length):
+        for c in reversed(range(canvas.length)):  # the room is spent from the right
             token, when = tokens[r][c], steps[r][c]
             known = True if keep is None else keep[r][c]
             if when != step or token not in (expand, delete):
@@ -40,6 +41,7 @@ def resize(canvas: Canvas, room: Tensor, step: int, *, expand: int, delete: int)
                 twice = left[r] > 0
                 left[r] -= twice
                 row += [(canvas.mask_token_id, -1, True)] * (1 + twice)
+        row.reverse()
         while row and not row[-1][2]:  # padding of an earlier step
             row.pop()
         rows.append(row)

@@ -53,14 +53,20 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
     bridge = None if ar is None else ar.codila.bridge
     valid = dlm.config.vocab_size if bridge is None else bridge.valid_vocab
     banned = {mask} if bridge is None else set(bridge.banned_ids)
+    if c.expand_budget is None and c.expand_token_id is not None:
+        banned.add(c.expand_token_id)
     x = prompt + [mask] * c.max_new_tokens
-    given, grid, end = [v != mask for v in x], [], 0
-    for p, v in enumerate(x):
-        if v == mask and p >= end:
-            grid, end = [*grid, range(p, p + size)], p + size
-    seen = len(x)  # what completes the last block is known to the AR model alone
-    x, given = x + [eos] * (end - seen), given + [True] * (end - seen)
+    given, room = [v != mask for v in x], c.expand_budget
     forwards = ar_tokens = 0
+
+    def blocks() -> list[range]:
+        grid: list[range] = []
+        for p, v in enumerate(x):
+            if v == mask and (not grid or p >= grid[-1].stop):
+                grid.append(range(p, p + size))
+        return grid
+
+    grid = blocks()
 
     def usable(z: Tensor, never: set[int]) -> Tensor:
         z = z[:valid].clone()
@@ -83,7 +89,9 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
         top = 0 if conditioning == "soft" else int(conditioning.removeprefix("top-"))
         fed = []
         for p in block:
-            if x[p] == mask:
+            if p >= len(x):  # what completes the last block
+                fed.append(table[ar_row(eos)])
+            elif x[p] == mask:
                 fed.append(_distribution(z[p], c.conditioning_temperature, top) @ in_dlm_order)
             else:
                 fed.append(table[ar_row(x[p])])
@@ -93,20 +101,21 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
         for p in range(block[0], targets[-1] + 1):
             logits = ar(inputs_embeds=torch.stack(fed)[None], use_cache=False).logits[0, -1]
             logits = logits[[ar_row(v) for v in range(valid)]]
-            token, _ = draw(usable(logits, banned | set(bridge.suppressed_ids)), p)
+            token, _ = draw(usable(logits, now_banned | set(bridge.suppressed_ids)), p)
             token = token if x[p] == mask else x[p]
             written |= {p: token} if p in targets else {}
             fed.append(table[ar_row(token)])
         return written
 
     while mask in x:
-        logits = dlm(torch.tensor([x[:seen]])).logits[0].double()
+        logits = dlm(torch.tensor([x])).logits[0].double()
         forwards += 1
-        frontier = next(i for i, block in enumerate(grid) if any(x[p] == mask for p in block))
+        now_banned = banned | ({c.expand_token_id} if room == 0 else set())
+        frontier = next(i for i, block in enumerate(grid) if mask in x[block.start : block.stop])
         inside = grid[frontier : frontier + c.scope_blocks] if c.scope_blocks else grid
-        holes = [[p for p in block if x[p] == mask] for block in inside]
+        holes = [[p for p in block if p < len(x) and x[p] == mask] for block in inside]
         masked = [p for hole in holes for p in hole]
-        z = {p: usable(logits[max(p - dlm.shift, 0)], banned) for p in masked}
+        z = {p: usable(logits[max(p - dlm.shift, 0)], now_banned) for p in masked}
         if c.confidence_source == "raw":
             view = {p: _distribution(z[p]) for p in masked}
             confidence = {p: view[p].max().item() for p in masked}
@@ -146,9 +155,18 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
                 ar_tokens += len(prefix)
         for p, token in commits.items():
             x[p] = token
-        if c.eos_fill:
+        if room is not None:
+            for p in sorted(commits, reverse=True):
+                if x[p] == c.expand_token_id:  # with no room left it is one mask again
+                    wider = [mask, mask] if room else [mask]
+                    x[p : p + 1], given[p : p + 1] = wider, [False] * len(wider)
+                    room -= len(wider) - 1
+                elif x[p] == eos:
+                    del x[p], given[p]
+            grid = blocks()
+        elif c.eos_fill:
             fill, clear = False, True  # an end was written in this run; no mask was met before it
-            for p in range(seen):
+            for p in range(len(x)):
                 if given[p]:
                     fill, clear = False, True
                 elif x[p] == mask:
@@ -156,4 +174,4 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
                     clear = clear and fill
                 elif x[p] == eos:
                     fill = fill or clear
-    return Decoded(x[:seen], forwards, ar_tokens)
+    return Decoded(x, forwards, ar_tokens)
