@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -132,6 +133,25 @@ def generate(
     streams = [Stream(s, canvas) for s in (streamer, diffusion_streamer) if s is not None]
     seeds = _row_seeds(seed, canvas.ids.shape[0], canvas.ids.device)
     return _Loop(step, config, canvas, seeds, expand).run(stopper, streams)
+
+
+def _named_options() -> inspect.Signature:
+    """The signature of `generate` with the options spelled out.
+
+    transformers hands a ``custom_generate`` callable only what its signature names. What its own
+    config holds as well is left out, and so comes that way, checked and prepared by transformers.
+    """
+    whole = inspect.signature(generate)
+    *named, rest = whole.parameters.values()
+    options = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for f in dataclasses.fields(GenerationConfig)
+        if f.name not in custom_generate.LEFT_TO_TRANSFORMERS
+    ]
+    return whole.replace(parameters=[*named, *options, rest])
+
+
+generate.__signature__ = _named_options()  # type: ignore[attr-defined]
 
 
 class _Loop:

@@ -25,19 +25,23 @@ IGNORED = ("position_ids", "cache", "past_key_values", "use_cache", "logits_to_k
 """Keywords that transformers adds to every call and that a canvas has no use for."""
 
 
+LEFT_TO_TRANSFORMERS = ("max_new_tokens", "min_new_tokens", "suppress_tokens", "eos_token_id")
+"""Options of both configurations that come in transformers'."""
+
+
 def options_of(config: TransformersConfig, prompt_length: int) -> dict[str, Any]:
     """Options of :class:`codila.GenerationConfig` that a transformers config holds.
 
     ``temperature``, ``top_p``, ``top_k``, ``max_new_tokens`` (or ``max_length``, less the prompt),
     ``min_new_tokens``, ``suppress_tokens`` and ``eos_token_id``; the values that transformers fills
-    in by itself count as unset. ``num_return_sequences`` is done by transformers before.
+    in by itself count as unset.
     """
     options: dict[str, Any] = {}
     for name, filler in _FILLED_IN.items():
         value = getattr(config, name, None)
         if value is not None and value != filler:
             options[name] = value
-    for name in ("max_new_tokens", "min_new_tokens", "suppress_tokens", "eos_token_id"):
+    for name in LEFT_TO_TRANSFORMERS:
         value = getattr(config, name, None)
         if value is not None:
             options[name] = value

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Qwen2Config
+from transformers import GenerationMixin, PreTrainedModel, Qwen2Config
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2Model
 
@@ -36,7 +36,7 @@ class DreamConfig(Qwen2Config):
         return out
 
 
-class DreamModel(PreTrainedModel):
+class DreamModel(PreTrainedModel, GenerationMixin):
     """A bidirectional Qwen2 with an LM head: the frozen diffusion model of CoDiLA.
 
     Implements :class:`codila.models.protocol.DiffusionLM`.
