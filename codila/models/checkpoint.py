@@ -21,26 +21,38 @@ class CheckpointError(ValueError):
     """A checkpoint folder that cannot be used, and why."""
 
 
-def load_weights(cls: Any, folder: str | Path, dtype: torch.dtype) -> Any:
-    """A model in `dtype` whose every tensor came from the checkpoint; never runs code from it."""
+def load_weights(cls: Any, folder: str | Path, dtype: torch.dtype, **options: Any) -> Any:
+    """A model in `dtype` whose every tensor came from the checkpoint; never runs code from it.
+
+    ``options`` go to ``from_pretrained``: attn_implementation, device_map, tp_plan.
+    """
     progress = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # what it would report becomes the error below
     try:
         model, info = cls.from_pretrained(
-            str(folder), dtype=dtype, output_loading_info=True, trust_remote_code=False
+            str(folder),
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # to have them all named: none is let through
+            trust_remote_code=False,
+            **options,
         )
     except Exception as error:  # safetensors and transformers raise many kinds
         raise CheckpointError(f"{folder}: the checkpoint cannot be read: {error}") from error
     finally:
+        transformers_logging.set_verbosity(verbosity)
         if progress:
             transformers_logging.enable_progress_bar()
+    wrong = []
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if info.get(kind):
-            names = sorted(str(k) for k in info[kind])
-            raise CheckpointError(
-                f"{folder}: {kind.replace('_', ' ')} in the weights: {names[:4]}"
-                + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-            )
+        names = sorted(str(k) for k in info.get(kind) or ())
+        if names:
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            wrong.append(f"{kind.replace('_', ' ')} {names[:8]}{more}")
+    if wrong:
+        raise CheckpointError(f"{folder}: the weights do not fit the model: {'; '.join(wrong)}")
     return model
 
 

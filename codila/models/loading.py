@@ -15,9 +15,10 @@ from codila.config import CONFIG_NAME, GenerationConfig
 from codila.models.ar import METADATA_NAME, load_ar
 from codila.models.checkpoint import CheckpointError, checkpoint_file, load_weights, read_json
 from codila.models.dream import DreamModel
+from codila.models.llada import LladaModel
 from codila.models.protocol import DiffusionLM
 
-FAMILIES: dict[str, type[PreTrainedModel]] = {"Dream": DreamModel}
+FAMILIES: dict[str, type[PreTrainedModel]] = {"Dream": DreamModel, "llada": LladaModel}
 """DLM class by ``model_type`` in ``config.json``."""
 
 
@@ -49,7 +50,11 @@ def load(
     dlm: str | Path | None = None,
     ar: str | Path | None = None,
     dtype: str | torch.dtype | None = None,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
+    attn_implementation: str | None = None,
+    device_map: Any = None,
+    tp_plan: Any = None,
+    adapter: str | Path | None = None,
 ) -> Pair:
     """Load a bundled pair by name, or a DLM and an AR model from folders or hub ids.
 
@@ -58,7 +63,11 @@ def load(
             (``"ar-top3"``, ``"ar-top1"``) or a folder.
         dlm, ar: folders (or hub ids, downloaded by transformers only when asked for by name).
         dtype: of both models; default float32 on CPU, bfloat16 elsewhere.
-        device: of both models.
+        device: of both models; default the CPU.
+        attn_implementation: of the DLM, one of transformers'; default SDPA.
+        device_map, tp_plan: place the DLM by accelerate, or shard it by transformers' tensor
+            parallelism, in place of ``device``; the AR model then goes to the DLM's first device.
+        adapter: a LoRA adapter of the DLM (needs PEFT), merged when loaded.
 
     Raises:
         CheckpointError: a folder without what it needs, a missing or damaged tensor, an AR model
@@ -75,15 +84,27 @@ def load(
         ar = ar if ar and (Path(ar) / METADATA_NAME).is_file() else str(folder / (ar or "ar"))
     elif dlm is None:
         raise ValueError("give the name of a bundled pair, or dlm=FOLDER and ar=FOLDER")
-    device = _usable_device(device)
+    placed = device_map is not None or tp_plan is not None
+    if placed and device is not None:
+        raise ValueError(f"device={str(device)!r} and device_map= or tp_plan=: give one of them")
+    device = _usable_device("cpu" if device is None else device)
     if dtype is None:
-        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        dtype = torch.bfloat16 if placed or device.type != "cpu" else torch.float32
     elif isinstance(dtype, str):
         named = getattr(torch, dtype, None)
         if not isinstance(named, torch.dtype):
             raise ValueError(f"dtype={dtype!r}: expected the name of a torch dtype, as 'bfloat16'")
         dtype = named
-    model = load_dlm(dlm, dtype=dtype, device=device)
+    model = load_dlm(
+        dlm,
+        dtype=dtype,
+        device=device,
+        adapter=adapter,
+        attn_implementation=attn_implementation,
+        device_map=device_map,
+        tp_plan=tp_plan,
+    )
+    device = model.device
     tokenizer = load_tokenizer(dlm, model.config)
     _check_tokenizer(tokenizer, model, dlm)
     if ar is None:
@@ -99,9 +120,19 @@ def load(
 
 
 def load_dlm(
-    folder: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    folder: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    adapter: str | Path | None = None,
+    **options: Any,
 ) -> Any:
-    """A diffusion model by the ``model_type`` of its config; never runs code from the folder."""
+    """A diffusion model by the ``model_type`` of its config; never runs code from the folder.
+
+    ``adapter`` is a LoRA folder, merged into the weights by PEFT. ``options`` go to transformers'
+    ``from_pretrained`` (attn_implementation, device_map, tp_plan); with a ``device_map`` or
+    ``tp_plan`` the model stays where that put it.
+    """
     config = read_json(Path(folder) / "config.json") if Path(folder).is_dir() else None
     if config is None:
         from transformers import PreTrainedConfig
@@ -116,10 +147,27 @@ def load_dlm(
             f"{folder}: model_type {family!r} is no diffusion model that codila knows; "
             f"supported: {sorted(FAMILIES)}"
         )
-    model = load_weights(FAMILIES[family], folder, dtype)
+    options = {name: value for name, value in options.items() if value is not None}
+    model = load_weights(FAMILIES[family], folder, dtype, **options)
     if model.config.mask_token_id is None or model.config.eos_token_id is None:
         raise CheckpointError(f"{folder}/config.json: mask_token_id and eos_token_id are needed")
-    return model.to(device).eval()
+    if adapter is not None:
+        model = _with_adapter(model, adapter)
+    placed = "device_map" in options or "tp_plan" in options
+    return (model if placed else model.to(device)).eval()
+
+
+def _with_adapter(model: Any, adapter: str | Path) -> Any:
+    """``model`` with a LoRA adapter merged into its weights."""
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ImportError("adapter= needs PEFT: pip install peft") from error
+    try:
+        merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    except Exception as error:  # peft, safetensors and the hub raise many kinds
+        raise CheckpointError(f"{adapter}: the adapter cannot be used: {error}") from error
+    return merged
 
 
 def load_tokenizer(folder: str | Path, config: Any = None) -> Any:

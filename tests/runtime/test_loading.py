@@ -155,7 +155,9 @@ class TestDamagedWeights:
 def test_an_unknown_family_is_named(copied):
     folder = copied("dlm")
     edit_json(folder / "config.json", model_type="qwen2")
-    with pytest.raises(CheckpointError, match=r"model_type 'qwen2'.*supported: \['Dream'\]"):
+    with pytest.raises(
+        CheckpointError, match=r"model_type 'qwen2'.*supported: \['Dream', 'llada'\]"
+    ):
         load_dlm(folder)
 
 
