@@ -12,12 +12,22 @@ The method: arXiv 2603.20216. The kernels: :mod:`codila_kernels`.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from codila.attachment import attach, detach
     from codila.config import GenerationConfig
     from codila.generation import GenerationOutput, generate
     from codila.models.checkpoint import CheckpointError
     from codila.models.loading import Pair, load
 
-__all__ = ["CheckpointError", "GenerationConfig", "GenerationOutput", "Pair", "generate", "load"]
+__all__ = [
+    "CheckpointError",
+    "GenerationConfig",
+    "GenerationOutput",
+    "Pair",
+    "attach",
+    "detach",
+    "generate",
+    "load",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -25,6 +35,8 @@ _HOMES = {
     "GenerationConfig": "codila.config",
     "GenerationOutput": "codila.generation",
     "Pair": "codila.models.loading",
+    "attach": "codila.attachment",
+    "detach": "codila.attachment",
     "generate": "codila.generation",
     "load": "codila.models.loading",
 }

@@ -88,7 +88,7 @@ class Canvas:
                 f"attention_mask is {list(attention_mask.shape)}, input_ids are "
                 f"{list(input_ids.shape)}: they must agree"
             )
-        ids, keep = _left_padded(input_ids, attention_mask)
+        ids, keep = left_padded(input_ids, attention_mask)
         rows = ids.shape[0]
         ids = torch.cat([ids, ids.new_full((rows, length), mask_token_id)], dim=1)
         keep = torch.cat([keep, keep.new_ones((rows, length))], dim=1)
@@ -236,7 +236,7 @@ class Canvas:
         )
 
 
-def _left_padded(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def left_padded(input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Ids with all padding moved to the left, and which of them are real (bool)."""
     if attention_mask is None:
         return input_ids, torch.ones_like(input_ids, dtype=torch.bool)

@@ -131,7 +131,7 @@ def generate(
     step = Step(model, decoder, config, _chain(logits_processor), tuple(sorted(banned)))
     stopper = Stopper(stopping_criteria, canvas) if stopping_criteria else None
     streams = [Stream(s, canvas) for s in (streamer, diffusion_streamer) if s is not None]
-    seeds = _row_seeds(seed, canvas.ids.shape[0], canvas.ids.device)
+    seeds = row_seeds(seed, canvas.ids.shape[0], canvas.ids.device)
     return _Loop(step, config, canvas, seeds, expand).run(stopper, streams)
 
 
@@ -225,7 +225,7 @@ class _Loop:
         return bans
 
 
-def _row_seeds(seed: Any, rows: int, device: torch.device) -> Tensor:
+def row_seeds(seed: Any, rows: int, device: torch.device) -> Tensor:
     """``[rows]`` int64: from None, an int, or one int per row (a sequence, array or tensor)."""
     if seed is None:
         seed = int(torch.randint(2**62, ()))
