@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from codila.attachment import attach, detach
     from codila.config import GenerationConfig
     from codila.generation import GenerationOutput, generate
+    from codila.models.ar import push_ar, save_ar
     from codila.models.checkpoint import CheckpointError
     from codila.models.loading import Pair, load
 
@@ -27,6 +28,8 @@ __all__ = [
     "detach",
     "generate",
     "load",
+    "push_ar",
+    "save_ar",
 ]
 __version__ = "0.1.0"
 
@@ -39,6 +42,8 @@ _HOMES = {
     "detach": "codila.attachment",
     "generate": "codila.generation",
     "load": "codila.models.loading",
+    "push_ar": "codila.models.ar",
+    "save_ar": "codila.models.ar",
 }
 
 

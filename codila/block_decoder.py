@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from codila.conditioning import VocabularyBridge
+from codila.bridge import VocabularyBridge
 
 Sampler = Callable[[int, Tensor], Tensor]
 """``(j, logits [M, valid_vocab]) -> ids [M]`` in the DLM's ids, for position j of each block."""
@@ -44,7 +44,14 @@ class BlockDecoder:
         self._body = causal_lm.get_decoder()
         self._embedding = causal_lm.get_input_embeddings()
         self._head = causal_lm.get_output_embeddings()
-        self._rows = bridge.ar_rows()
+        order = getattr(model, "codila_order", None)  # see `codila.models.ar.put_in_dlm_order`
+        if order is not None:
+            self._rows = None
+            if boundaries is not None:
+                opening, closing = (int((order == row).nonzero()[-1]) for row in boundaries)
+                self.boundaries = (opening, closing)
+        else:
+            self._rows = bridge.ar_rows()
         needed = max([bridge.valid_vocab - 1, *bridge.id_map.values(), *(boundaries or ())]) + 1
         have = int(self._embedding.weight.size(0))
         if have < needed:

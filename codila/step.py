@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from codila.block_decoder import BlockDecoder
+from codila.bridge import VocabularyBridge
 from codila.canvas import Candidates, Canvas
-from codila.conditioning import VocabularyBridge, parse_conditioning, soft_tokens
+from codila.conditioning import parse_conditioning, soft_tokens
 from codila.config import GenerationConfig
 from codila.models.protocol import DiffusionLM
 from codila.schedules import SCHEDULES, Statistics

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +59,33 @@ def load_weights(cls: Any, folder: str | Path, dtype: torch.dtype, **options: An
     return model
 
 
+def gguf_options(place: str | Path) -> tuple[str, dict[str, str]]:
+    """Folder and ``from_pretrained`` options of a checkpoint that may be one GGUF file."""
+    path = Path(place)
+    if path.suffix == ".gguf":
+        return str(path.parent), {"gguf_file": path.name}
+    return str(place), {}
+
+
+@contextlib.contextmanager
+def written_whole(folder: str | Path) -> Iterator[Path]:
+    """A scratch folder that takes the place of ``folder`` at the end: none is ever half written."""
+    folder = Path(folder)
+    scratch, old = (folder.with_name(folder.name + end) for end in (".tmp", ".old"))
+    for leftover in (scratch, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    yield scratch
+    if folder.exists():
+        folder.rename(old)
+    scratch.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def checkpoint_file(folder: str | Path, name: str) -> Path | None:
     """A file of a checkpoint folder, or of a hub id (downloaded or cached); None: not there."""
-    if Path(folder).is_dir():
-        path = Path(folder) / name
+    if Path(folder).is_dir() or Path(folder).is_file():
+        path = (Path(folder) if Path(folder).is_dir() else Path(folder).parent) / name
         return path if path.is_file() else None
     try:
         return Path(hf_hub_download(str(folder), name))

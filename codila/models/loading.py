@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
-from codila.conditioning import VocabularyBridge
+from codila.bridge import VocabularyBridge
 from codila.config import CONFIG_NAME, GenerationConfig
-from codila.models.ar import METADATA_NAME, load_ar
-from codila.models.checkpoint import CheckpointError, checkpoint_file, load_weights, read_json
+from codila.models.ar import METADATA_NAME, ARMetadata, load_ar
+from codila.models.checkpoint import (
+    CheckpointError,
+    checkpoint_file,
+    gguf_options,
+    load_weights,
+    read_json,
+)
 from codila.models.dream import DreamModel
 from codila.models.llada import LladaModel
 from codila.models.protocol import DiffusionLM
@@ -55,6 +63,8 @@ def load(
     device_map: Any = None,
     tp_plan: Any = None,
     adapter: str | Path | None = None,
+    ar_block_sizes: Sequence[int] | None = None,
+    ar_boundaries: tuple[str, str] | None = None,
 ) -> Pair:
     """Load a bundled pair by name, or a DLM and an AR model from folders or hub ids.
 
@@ -68,6 +78,9 @@ def load(
         device_map, tp_plan: place the DLM by accelerate, or shard it by transformers' tensor
             parallelism, in place of ``device``; the AR model then goes to the DLM's first device.
         adapter: a LoRA adapter of the DLM (needs PEFT), merged when loaded.
+        ar_block_sizes, ar_boundaries: make a block decoder of any causal LM (a folder without
+            ``codila.json``, or a GGUF file): the block sizes to offer, and the two tokens around
+            the soft ones (None: none). It was not trained for soft tokens, so a warning is given.
 
     Raises:
         CheckpointError: a folder without what it needs, a missing or damaged tensor, an AR model
@@ -109,14 +122,62 @@ def load(
     _check_tokenizer(tokenizer, model, dlm)
     if ar is None:
         return Pair(model, None, tokenizer, GenerationConfig())
-    ar_model = load_ar(ar, dtype=dtype, device=device)
-    ar_model.codila.check_dlm(model)
-    _check_same_words(tokenizer, load_tokenizer(ar), ar_model.codila.bridge, dlm, ar)
+    ar_tokenizer = load_tokenizer(ar)
+    metadata = None
+    if ar_block_sizes is not None and checkpoint_file(ar, METADATA_NAME) is None:
+        metadata = _untrained(model, tokenizer, ar, ar_tokenizer, ar_block_sizes, ar_boundaries)
+    elif ar_block_sizes is not None or ar_boundaries is not None:
+        raise ValueError(
+            f"{ar}: ar_block_sizes= and ar_boundaries= are for a model without {METADATA_NAME}, "
+            "and the first is needed"
+        )
+    metadata = metadata or ARMetadata.from_pretrained(ar)
+    metadata.check_dlm(model)
+    _check_same_words(tokenizer, ar_tokenizer, metadata.bridge, dlm, ar)
+    ar_model = load_ar(ar, dtype=dtype, device=device, metadata=metadata)
     saved = checkpoint_file(ar, CONFIG_NAME)
     config = GenerationConfig() if saved is None else GenerationConfig.from_pretrained(saved.parent)
     if config.conditioning is None:
         config = config.updated(conditioning=ar_model.codila.conditioning)
     return Pair(model, ar_model, tokenizer, config)
+
+
+def _untrained(
+    dlm: Any,
+    tokenizer: Any,
+    ar: str | Path,
+    ar_tokenizer: Any,
+    block_sizes: Sequence[int],
+    boundaries: tuple[str, str] | None,
+) -> ARMetadata:
+    """Metadata of a causal LM that knows nothing of CoDiLA, its bridge from the two tokenizers."""
+    ids = None
+    if boundaries is not None:
+        vocabulary = ar_tokenizer.get_vocab()
+        unknown = [token for token in boundaries if token not in vocabulary]
+        if unknown or len(boundaries) != 2:
+            raise ValueError(f"ar_boundaries={boundaries!r}: {ar} has no tokens {unknown}")
+        ids = (vocabulary[boundaries[0]], vocabulary[boundaries[1]])
+    place, options = gguf_options(ar)
+    config = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
+    try:
+        bridge = VocabularyBridge.between(
+            tokenizer,
+            ar_tokenizer,
+            mask_token_id=dlm.mask_token_id,
+            ar_rows=config.vocab_size,
+            boundaries=ids,
+            expand_token_id=getattr(dlm.config, "expand_token_id", None),
+        )
+    except ValueError as error:
+        raise CheckpointError(f"{ar}: {error}") from error
+    warnings.warn(
+        f"{ar} was not trained on soft tokens: it decodes blocks, but not well. "
+        "`codila train ar` trains one for this DLM",
+        UserWarning,
+        stacklevel=3,
+    )
+    return ARMetadata.of(dlm, bridge, block_sizes=block_sizes, boundaries=ids)
 
 
 def load_dlm(
@@ -181,7 +242,10 @@ def load_tokenizer(folder: str | Path, config: Any = None) -> Any:
         family: Any = FAMILIES.get(read_json(path).get("model_type", ""))
         config = None if family is None else family.config_class()
     try:
-        return AutoTokenizer.from_pretrained(str(folder), config=config, trust_remote_code=False)
+        place, options = gguf_options(folder)
+        return AutoTokenizer.from_pretrained(
+            place, config=config, trust_remote_code=False, **options
+        )
     except Exception as error:
         raise CheckpointError(f"{folder}: no usable tokenizer: {error}") from error
 

@@ -10,7 +10,6 @@ it is fed in decoding.
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,9 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from codila.block_decoder import BlockDecoder
-from codila.conditioning import VocabularyBridge, parse_conditioning, soft_tokens
-from codila.models.ar import ar_metadata, load_ar
+from codila.bridge import VocabularyBridge
+from codila.conditioning import parse_conditioning, soft_tokens
+from codila.models.ar import ARMetadata, load_ar
 from codila.models.dream import DreamModel
 from codila.models.loading import load_tokenizer
 from codila.toy.corpus import encode_corpus
@@ -125,6 +125,7 @@ class ARTraining:
         self.recipe = recipe
         tokenizer = load_tokenizer(recipe.tokenizer)
         opening, closing = tokenizer.convert_tokens_to_ids(list(recipe.boundaries))
+        self.boundaries = (opening, closing)
         self.dlm = DreamModel.from_pretrained(recipe.dlm, dtype=torch.float32).eval()
         self.dlm.requires_grad_(False)
         eos = self.dlm.eos_token_id
@@ -139,13 +140,23 @@ class ARTraining:
             parse_conditioning(conditioning)
             model = _first_model(recipe, self.dlm, conditioning)
             self.models[conditioning] = model
-            self.decoders[conditioning] = BlockDecoder(model, self.bridge, (opening, closing))
+            self.decoders[conditioning] = BlockDecoder(model, self.bridge, self.boundaries)
         backend = tokenizer.backend_tokenizer
         train = encode_corpus(backend, recipe.pairs, recipe.seed, "train", max_body=recipe.region)
         held_out = encode_corpus(backend, 2048, 0, "dev", max_body=recipe.region)
         common = {"region": recipe.region, "full_region": recipe.full_region}
         self.train = Batches(train, recipe.rows, eos, seed=recipe.seed, **common)  # type: ignore[arg-type]
         self.held_out = Batches(held_out, 16, eos, seed=1, **common)  # type: ignore[arg-type]
+
+    def metadata(self, conditioning: str) -> ARMetadata:
+        """What a decoder must know of the model of a conditioning."""
+        return ARMetadata.of(
+            self.dlm,
+            self.bridge,
+            block_sizes=self.recipe.block_sizes,
+            boundaries=self.boundaries,
+            conditioning=conditioning,
+        )
 
     def block_nll(self, conditioning: str, blocks: MaskedBlocks) -> Tensor:
         """Cross-entropy in nats ``[n, B]`` of every token of every block, teacher-forced."""
@@ -238,15 +249,3 @@ def train_ar(recipe: ARRecipe, folder: Path) -> ARTraining:
         training.evaluate,
     ).run()
     return training
-
-
-def write_metadata(training: ARTraining, conditioning: str, folder: Path) -> None:
-    """Write ``codila.json``: what a decoder must know of an AR checkpoint."""
-    data = ar_metadata(
-        training.dlm,
-        training.bridge,
-        block_sizes=list(training.recipe.block_sizes),
-        boundaries=training.decoders[conditioning].boundaries,
-        conditioning=conditioning,
-    )
-    (folder / "codila.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from importlib import resources
@@ -14,9 +13,9 @@ import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from typer.testing import CliRunner
 
+from codila.bridge import VocabularyBridge
 from codila.cli import app
-from codila.conditioning import VocabularyBridge
-from codila.models.ar import ar_metadata
+from codila.models.ar import ARMetadata
 from codila.models.dream import DreamConfig, DreamModel
 
 BUNDLED = Path(str(resources.files("codila"))) / "pretrained" / "tiny"
@@ -58,10 +57,8 @@ def _write_pair(folder: Path) -> tuple[Path, Path]:
     opening, closing = AutoTokenizer.from_pretrained(ar_folder).convert_tokens_to_ids(
         ["<think>", "</think>"]
     )
-    metadata = ar_metadata(
-        dlm, bridge, block_sizes=[2, 4], boundaries=(opening, closing), conditioning="soft"
-    )
-    (ar_folder / "codila.json").write_text(json.dumps(metadata), encoding="utf-8")
+    metadata = ARMetadata.of(dlm, bridge, block_sizes=(2, 4), boundaries=(opening, closing))
+    metadata.save_pretrained(ar_folder)
     return dlm_folder, ar_folder
 
 

@@ -8,7 +8,8 @@ from tiny_pairs import AR_VOCAB, BOUNDARIES, BRIDGE, MASK, make_ar, make_dlm
 from torch import Tensor
 
 from codila.block_decoder import BlockDecoder
-from codila.conditioning import VocabularyBridge, soft_tokens
+from codila.bridge import VocabularyBridge
+from codila.conditioning import soft_tokens
 from codila.generation import generate
 
 BLOCKS, SIZE, WIDTH = 3, 4, 32

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_pairs import AR_VOCAB, EOS, MASK, WORDS, make_ar, make_dlm
 
-from codila.conditioning import VocabularyBridge
+from codila.bridge import VocabularyBridge
 from codila.config import GenerationConfig
 from codila.generation import generate
 

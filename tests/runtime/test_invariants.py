@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from codila import generation, step
+from codila.bridge import VocabularyBridge
 from codila.canvas import Canvas
-from codila.conditioning import VocabularyBridge
 
 V, N, MASK, EOS = 3, 6, 3, 4
 STRINGS = torch.tensor(list(itertools.product(range(V), repeat=N)))

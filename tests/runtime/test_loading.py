@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_pairs import BRIDGE, EOS, MASK, WORDS, make_dlm, save_dlm, save_tokenizer
 
 import codila
-from codila.conditioning import VocabularyBridge
+from codila.bridge import VocabularyBridge
 from codila.models import checkpoint
 from codila.models.ar import ARMetadata, load_ar
 from codila.models.checkpoint import CheckpointError

@@ -16,8 +16,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from codila.conditioning import VocabularyBridge
-from codila.models.ar import ARMetadata, ar_metadata
+from codila.bridge import VocabularyBridge
+from codila.models.ar import ARMetadata, write_ar
 from codila.models.dream import DreamConfig, DreamModel
 
 WORDS, EOS, BOS, MASK = 70, 70, 71, 72
@@ -103,17 +103,16 @@ def save_dlm(folder: Path, dlm: DreamModel) -> None:
 
 def save_ar(folder: Path, ar: Qwen3ForCausalLM, dlm: DreamModel) -> None:
     """A checkpoint folder with weights, config, tokenizer and codila.json."""
-    ar.save_pretrained(folder)
     save_tokenizer(folder, ["<end>", "<call>", "</call>", "<think>", "</think>"])
     facts: ARMetadata = ar.codila
-    data = ar_metadata(
+    metadata = ARMetadata.of(
         dlm,
         facts.bridge,
-        block_sizes=list(facts.block_sizes),
+        block_sizes=facts.block_sizes,
         boundaries=facts.boundaries,
         conditioning=facts.conditioning,
     )
-    (folder / "codila.json").write_text(json.dumps(data), encoding="utf-8")
+    write_ar(ar, metadata, folder)
 
 
 def with_metadata(ar: Qwen3ForCausalLM, **changes: Any) -> Qwen3ForCausalLM:
