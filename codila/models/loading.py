@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, Qwen2Tokenizer
 
 from codila.bridge import VocabularyBridge
 from codila.config import CONFIG_NAME, GenerationConfig
@@ -28,6 +28,9 @@ from codila.models.protocol import DiffusionLM
 
 FAMILIES: dict[str, type[PreTrainedModel]] = {"Dream": DreamModel, "llada": LladaModel}
 """DLM class by ``model_type`` in ``config.json``."""
+
+TOKENIZERS: dict[str, Any] = {"DreamTokenizer": Qwen2Tokenizer}
+"""transformers' own class for tokenizers that are published as remote code."""
 
 
 @dataclasses.dataclass
@@ -232,7 +235,7 @@ def _with_adapter(model: Any, adapter: str | Path) -> Any:
 
 
 def load_tokenizer(folder: str | Path, config: Any = None) -> Any:
-    """The tokenizer of a checkpoint folder; never runs code from it.
+    """The tokenizer of a checkpoint folder, hub id or GGUF file; never runs code from it.
 
     ``config`` (that of the model, or one of its kind) spares AutoTokenizer a ``config.json`` whose
     ``model_type`` it does not know.
@@ -241,8 +244,12 @@ def load_tokenizer(folder: str | Path, config: Any = None) -> Any:
     if config is None and path.is_file():
         family: Any = FAMILIES.get(read_json(path).get("model_type", ""))
         config = None if family is None else family.config_class()
+    place, options = gguf_options(folder)
+    settings = checkpoint_file(folder, "tokenizer_config.json")
+    name = None if settings is None else read_json(settings).get("tokenizer_class")
     try:
-        place, options = gguf_options(folder)
+        if name in TOKENIZERS:
+            return TOKENIZERS[name].from_pretrained(place)
         return AutoTokenizer.from_pretrained(
             place, config=config, trust_remote_code=False, **options
         )
