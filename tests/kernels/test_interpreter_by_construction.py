@@ -28,8 +28,8 @@ MAY_FOLLOW_ROWS = {"ROW_TILES", "TILES"}
 ROW_COUNTS = {"rows", "whole_stride"}  # where a row is stored, not how it is added up
 
 
-def inputs(rows: int) -> dict[str, torch.Tensor]:
-    """Row r of each tensor is the same whatever `rows` is."""
+def inputs(rows: int, first: int = 0) -> dict[str, torch.Tensor]:
+    """`rows` rows from the `first` on; row r of each tensor is the same whatever these are."""
     generator = torch.Generator().manual_seed(7)
     most = max(ROWS)
     made = {
@@ -40,7 +40,7 @@ def inputs(rows: int) -> dict[str, torch.Tensor]:
         "seeds": torch.arange(most) * 977,
         "counters": torch.arange(2 * most, dtype=torch.int32).view(most, 2),
     }
-    made = {name: tensor[:rows] for name, tensor in made.items()}
+    made = {name: tensor[first : first + rows] for name, tensor in made.items()}
     made["table"] = torch.randn(VOCABULARY, EMBEDDING, generator=generator)
     return made
 
@@ -87,15 +87,18 @@ Launch = tuple[str, tuple[int, ...], dict[str, Any]]
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[list[Launch]]:
-    """(kernel, grid, arguments that are no tensors) of the launches inside; none of them runs."""
+def recorded(run: bool = False) -> Iterator[list[Launch]]:
+    """(kernel, grid, arguments that are no tensors) of the launches inside, which do not run."""
     from triton.runtime import interpreter
 
     launches: list[Launch] = []
+    launch = interpreter.GridExecutor.__call__
 
     def record(executor: Any, **arguments: Any) -> None:
         plain = {n: a for n, a in arguments.items() if not isinstance(a, torch.Tensor)}
         launches.append((executor.fn.__name__, tuple(executor.grid), plain))
+        if run:
+            launch(executor, **arguments)
 
     with mock.patch.object(interpreter.GridExecutor, "__call__", record):
         yield launches
@@ -120,10 +123,35 @@ def test_only_the_grid_follows_the_rows(op):
 
 @pytest.mark.parametrize("op", OPS)
 def test_bits_of_a_row_do_not_depend_on_its_batch(op, quick_device_functions):
-    alone, *others = [flat(OPS[op](inputs(rows), "triton")) for rows in (1, 17, 33)]
-    for together in others:
+    """Nor on its place there: in its tile, in which tile, in which group of tiles."""
+    together = flat(OPS[op](inputs(90 if op == "expected_embedding" else 33), "triton"))
+    # numpy's product of a tile, which stands in for the matrix instruction, gives a row other bits
+    # at other places of the tile: there only its tile and its group are varied
+    for row in (0, 16, 80) if op == "expected_embedding" else (0, 5, 16, 32):
+        alone = flat(OPS[op](inputs(1, row), "triton"))
         for got, want in zip(together, alone, strict=True):
-            assert torch.equal(got[:1].nan_to_num(7.0), want.nan_to_num(7.0))
+            assert torch.equal(got[row : row + 1].nan_to_num(7.0), want.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("kind", ["soft", "top_k", "hard"])
+def test_gradients_are_launched_alike_whatever_the_rows(kind):
+    """Those of the table are sums over the rows: they walk them, in one order, and tile as ever."""
+    options = {"soft": {}, "top_k": {"top_k": 3}, "hard": {"temperature": 0.0}}[kind]
+    walks = {*ROW_COUNTS, "count"}  # how far a walk over rows (or picked table rows) goes
+    seen = {}
+    for rows in (1, 17, 90):
+        x = inputs(rows)
+        logits, table = x["logits"].clone().requires_grad_(), x["table"].clone().requires_grad_()
+        with recorded(run=True) as launches:  # which ids a gradient meets, it has to know
+            out = ck.expected_embedding(logits, table, impl="triton", **options)
+            forward = len(launches)
+            out.sum().backward()
+        assert len(launches) > forward, "the backward launched nothing"
+        seen[rows] = [
+            (name, {n: a for n, a in plain.items() if n not in walks | MAY_FOLLOW_ROWS})
+            for name, _, plain in launches
+        ]
+    assert seen[1] == seen[17] == seen[90]
 
 
 class NoLook(TorchDispatchMode):
@@ -181,14 +209,37 @@ def test_torch_path_of_a_device_looks_at_no_value(op):
     assert all(result.device.type == "meta" for result in results)
 
 
+@pytest.mark.parametrize("impl", ["triton", "torch"])
 @pytest.mark.parametrize("op", OPS)
-def test_compiles_for_any_number_of_rows(op, monkeypatch):
+def test_compiles_for_any_number_of_rows(op, impl, monkeypatch):
     monkeypatch.undo()  # the poison is not for torch's own scratch, nor for tracing
     torch._dynamo.reset()
     compiled = torch.compile(
-        lambda x: flat(OPS[op](x, "triton")), fullgraph=True, dynamic=True, backend="aot_eager"
+        lambda x: flat(OPS[op](x, impl)), fullgraph=True, dynamic=True, backend="aot_eager"
     )
     for rows in (2, 3):
         x = inputs(rows)
-        for got, want in zip(compiled(x), flat(OPS[op](x, "triton")), strict=True):
-            assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+        for got, want in zip(compiled(x), flat(OPS[op](x, impl)), strict=True):
+            torch.testing.assert_close(got, want, equal_nan=True, atol=1e-6, rtol=1e-5)
+            assert impl == "torch" or torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("kind", ["soft", "top_k", "hard"])
+def test_gradients_compile_for_any_number_of_rows(kind, monkeypatch):
+    monkeypatch.undo()
+    torch._dynamo.reset()
+    options = {"soft": {}, "top_k": {"top_k": 3}, "hard": {"temperature": 0.0}}[kind]
+
+    def loss(logits: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return ck.expected_embedding(logits, table, impl="triton", **options).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (2, 3):
+        x, gradients = inputs(rows), []
+        for call in (compiled, loss):
+            tensors = [x[name].clone().requires_grad_() for name in ("logits", "table")]
+            call(*tensors).backward()
+            gradients.append([t.grad for t in tensors])
+        for got, want in zip(*gradients, strict=True):
+            assert (got is None) == (want is None)
+            assert want is None or torch.equal(got, want)

@@ -20,7 +20,7 @@ def top_k_rows(logits, k, temperature, **columns):
     whole = rows_of(logits, 1.0, **columns)
     kept = torch.full_like(logits, -math.inf)
     for r, values in enumerate(logits.tolist()):
-        usable = [i for i in range(columns.get("valid_vocab", len(values)))]
+        usable = list(range(columns.get("valid_vocab") or len(values)))
         usable = [i for i in usable if i not in columns.get("banned_ids", ())]
         for i in sorted(usable, key=lambda i: (-values[i], i))[:k]:
             kept[r, i] = values[i]
