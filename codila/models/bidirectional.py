@@ -25,7 +25,7 @@ class BidirectionalLM(PreTrainedModel, GenerationMixin):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _tp_plan: dict[str, str] = {}  # the head is read whole: only the decoder's layers are sharded
 
     shift: int
     decoder_class: type[PreTrainedModel]

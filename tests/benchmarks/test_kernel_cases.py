@@ -8,7 +8,7 @@ import torch
 from benchmarks.kernel_cases import Case, Models, cases
 
 TINY = Models(vocab=70, hidden=16, table_rows=64, width=8)
-CASES = list(cases(rows=(2, 8), models=TINY, gemma=None, canvas=16))
+CASES = list(cases(rows=(2, 8), models=TINY, gemma=None))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.label}")

@@ -168,3 +168,16 @@ def test_hard_token_has_a_gradient_to_the_table_only(generator):
 def test_no_rows(generator):
     table = torch.randn(9, 4, generator=generator)
     assert ck.expected_embedding(torch.empty(0, 9), table).shape == (0, 4)
+
+
+def test_soft_tokens_of_vocabulary_shards_merge_by_their_log_sums(generator):
+    """Each shard normalises over its own columns; adding their soft tokens up would be wrong."""
+    logits = torch.randn(5, 90, generator=generator, dtype=torch.float64) * 4
+    table = torch.randn(90, 7, generator=generator, dtype=torch.float64)
+    whole = ck.expected_embedding(logits, table, temperature=0.7)
+    lse, soft = [], []
+    for shard in (slice(0, 31), slice(31, 90)):
+        lse.append(ck.vocab_stats(logits[:, shard], temperature=0.7).lse)
+        soft.append(ck.expected_embedding(logits[:, shard], table[shard], temperature=0.7))
+    weight = torch.stack(lse).softmax(0)[..., None]
+    torch.testing.assert_close((weight * torch.stack(soft)).sum(0), whole)

@@ -62,6 +62,34 @@ def test_bits_repeat_and_do_not_depend_on_the_batch(real_size, rows):
     )
 
 
+@pytest.mark.parametrize("rows", [1, 16, 33, 80])
+def test_other_ops_repeat_and_do_not_depend_on_the_batch(real_size, rows):
+    logits, table = real_size
+    hidden, head = table[:80].clone(), table[:8192].clone()
+    entropy = torch.rand(80, 10, 4, generator=torch.Generator("cuda").manual_seed(1), device="cuda")
+    masked = entropy > 0.3
+    calls = {
+        "head_stats": lambda n: ck.head_stats(hidden[:n], head, impl="triton"),
+        "top_k": lambda n: ck.expected_embedding(
+            logits[:n], table, top_k=5, impl="triton", **COLUMNS
+        ),
+        "static": lambda n: ck.block_entropy(entropy[:n], masked[:n], blocks=2, impl="triton"),
+        "dynamic": lambda n: ck.block_entropy(
+            entropy[:n], masked[:n], mode="dynamic", threshold=0.5, impl="triton"
+        ),
+    }
+    for name, call in calls.items():
+        whole, *parts = (_tensors(call(n)) for n in (80, rows, rows))
+        for part in parts:
+            assert all(torch.equal(a, b[:rows]) for a, b in zip(part, whole, strict=True)), name
+
+
+def _tensors(result) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [tensor for part in result for tensor in _tensors(part)]
+
+
 def test_a_sampled_token_does_not_depend_on_the_batch(real_size):
     logits, _ = real_size
     seeds = torch.arange(80, device="cuda")
