@@ -254,6 +254,16 @@ def _check_fits(
             f"input_ids hold {low if low < 0 else high}, outside the model's "
             f"{model.config.vocab_size} tokens"
         )
+    beyond = [
+        i
+        for i in (*canvas.eos_token_ids, *(config.suppress_tokens or ()))
+        if i >= model.config.vocab_size
+    ]
+    if beyond:
+        raise ValueError(
+            f"eos_token_id and suppress_tokens hold {beyond}, outside the model's "
+            f"{model.config.vocab_size} tokens"
+        )
     new = config.max_new_tokens + (config.expand_budget or 0)
     longest = input_ids.shape[1] - int(canvas.padding.min())
     if longest + new > model.max_length:

@@ -34,6 +34,8 @@ TWO = torch.tensor([[1, 2, 3], [4, 5, 6]])
         (PROMPT, {"attention_mask": torch.tensor([[1, 1]])}, r"\[1, 2\], input_ids are \[1, 3\]"),
         (PROMPT, {"max_new_tokens": 62}, "prompt of 3 tokens and 62 more exceed.*64"),
         (PROMPT, {"expand_budget": 2}, "names no expand_token_id"),
+        (PROMPT, {"eos_token_id": 500}, r"hold \[500\], outside the model's 96 tokens"),
+        (PROMPT, {"suppress_tokens": [1, 96]}, r"hold \[96\], outside the model's 96 tokens"),
         (
             torch.tensor([[1, MASK, 3]]),
             {"min_new_tokens": 2},
