@@ -61,7 +61,7 @@ class BlockDecoder:
             )
         # transformers 5.24 renamed ``past_key_values`` to ``cache``.
         names = inspect.signature(self._body.forward).parameters
-        self._cache_argument = "cache" if "cache" in names else "past_key_values"
+        self.cache_argument = "cache" if "cache" in names else "past_key_values"
 
     @property
     def table(self) -> Tensor:
@@ -132,7 +132,7 @@ class BlockDecoder:
         return out
 
     def _cached(self, embeds: Tensor, cache: DynamicCache) -> Tensor:
-        arguments: dict[str, Any] = {self._cache_argument: cache}
+        arguments: dict[str, Any] = {self.cache_argument: cache}
         return self._body(inputs_embeds=embeds, use_cache=True, **arguments).last_hidden_state
 
     def _ar_ids(self, ids: Tensor) -> Tensor:
