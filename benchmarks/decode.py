@@ -4,9 +4,9 @@
 
 Providers take turns within every round; figures are medians over the rounds with the 20th and 80th
 percentile. Tokens/s never count the prompt: over the canvas (every committed position), and up to
-the end token where a row has one. A step's time is split into the DLM's body, head and conditioning,
-choice, and AR model; its floor is what its bytes and FLOPs need at the copy bandwidth and the rate
-of a large product measured in the same run. Targets are printed as met or short.
+the end token where a row has one. A step's time is split into the DLM's body, head with
+conditioning, choice, and AR model; its floor is what its bytes and FLOPs need at the copy bandwidth
+and the rate of a large product measured in the same run. Targets are printed as met or short.
 """
 
 from __future__ import annotations
