@@ -44,6 +44,12 @@ class GenerationConfig:
         expand_budget: positions that holes of unknown length may grow by (DreamOn): a committed
             expand token becomes two masks, an end token deletes its position. None: lengths stand.
         expand_token_id: the expand token; default that of the model's config.
+        dlm_cache: keep the DLM's keys between steps: ``"prefix"`` left of the frontier's block,
+            ``"dual"`` on both sides of the scope, ``"none"``; see :mod:`codila.dlm_cache`.
+        refresh_interval: steps from one whole pass to the next (1: every step, None: only as the
+            frontier moves).
+        window_blocks: a whole pass is due where the frontier has moved so many blocks; default
+            ``scope_blocks``.
         output_history: keep the canvas after every step.
     """
 
@@ -68,6 +74,9 @@ class GenerationConfig:
     num_return_sequences: int = 1
     expand_budget: int | None = None
     expand_token_id: int | None = None
+    dlm_cache: str = "none"
+    refresh_interval: int | None = None
+    window_blocks: int | None = None
     output_history: bool = False
 
     def __post_init__(self) -> None:
@@ -117,6 +126,10 @@ class GenerationConfig:
             "conditioning_temperature",
             "a positive number",
         )
+        for name in ("refresh_interval", "window_blocks"):
+            value = getattr(self, name)
+            need(value is None or (_is_int(value) and value >= 1), name, "None, or 1 and more")
+        need(self.dlm_cache in ("none", "prefix", "dual"), "dlm_cache", "none, prefix or dual")
         need(self.confidence_source in ("raw", "sampled"), "confidence_source", "raw or sampled")
         if self.conditioning is not None:
             parse_conditioning(self.conditioning)
@@ -148,6 +161,9 @@ class GenerationConfig:
         from codila.schedules import SCHEDULES
 
         config = self.updated(**options)
+        idle = [n for n in ("refresh_interval", "window_blocks") if options.get(n) is not None]
+        if idle and config.dlm_cache == "none":
+            raise ValueError(f"{idle} are read by dlm_cache='prefix' and 'dual' only")
         for name, value in options.items():
             readers = sorted(s for s, schedule in SCHEDULES.items() if name in schedule.reads)
             if value is not None and readers and config.schedule not in readers:

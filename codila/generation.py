@@ -121,6 +121,11 @@ def generate(
         eos_token_ids=config.eos_token_ids or tuple(model.eos_token_ids),
     )
     _check_fits(model, input_ids, canvas, config)
+    if config.dlm_cache != "none" and model.lm_head is None:
+        raise ValueError(
+            f"dlm_cache={config.dlm_cache!r} needs a model of codila's, of this one only logits "
+            "are known"
+        )
     if config.num_return_sequences > 1:
         row = torch.arange(canvas.ids.shape[0], device=canvas.ids.device)
         canvas = canvas.select(row.repeat_interleave(config.num_return_sequences))
@@ -205,7 +210,10 @@ class _Loop:
                 break
             if not all_unfinished and self.room is None:
                 self.rows = self.rows[unfinished]
-                self.canvas = canvas.select(unfinished.nonzero().flatten())
+                left = unfinished.nonzero().flatten()
+                self.canvas = canvas.select(left)
+                if self.step.cached is not None:
+                    self.step.cached.select(left)
                 unfinished = unfinished[unfinished]
         else:
             raise AssertionError(f"rows {self.rows.tolist()} are not decoded after {most} steps")

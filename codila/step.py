@@ -12,6 +12,7 @@ from codila.bridge import VocabularyBridge
 from codila.canvas import Candidates, Canvas
 from codila.conditioning import parse_conditioning, soft_tokens
 from codila.config import GenerationConfig
+from codila.dlm_cache import CachedBody
 from codila.models.protocol import DiffusionLM
 from codila.schedules import SCHEDULES, Statistics
 from codila.schedules.sampled import sampled_statistics
@@ -34,6 +35,7 @@ class Step:
     ) -> None:
         self.model, self.decoder, self.config = model, decoder, config
         self.logits_processor = logits_processor
+        self.cached = None if config.dlm_cache == "none" else CachedBody(model, config)
         self.choose = SCHEDULES[config.schedule].choose
         self.bridge = decoder.bridge if decoder else _own_vocabulary(model)
         banned = {i for i in banned_ids if i < self.bridge.valid_vocab}
@@ -92,13 +94,16 @@ class Step:
         self, canvas: Canvas, candidates: Candidates, bans: list[Ban]
     ) -> tuple[VocabStats, Tensor]:
         """Statistics and logits of the candidate rows, ``R = N * C * B``."""
-        out = self.model.body(canvas.seen_ids, canvas.attention_mask)
+        if self.cached is None:
+            out, first = self.model.body(canvas.seen_ids, canvas.attention_mask), 0
+        else:
+            out, first = self.cached(canvas, candidates)
         position = candidates.position.flatten(1)
         # A first real token has nothing in front of it that could predict it: it has its own row.
         # What completes a block behind the canvas is known: any row will do.
         row = position + canvas.prompt_length - self.model.shift
         row = torch.maximum(row, canvas.padding[:, None])
-        row = row.clamp_max(out.shape[1] - 1)
+        row = (row - first).clamp(0, out.shape[1] - 1)
         picked = out.gather(1, row[..., None].expand(-1, -1, out.shape[-1])).flatten(0, 1)
         head = self.model.lm_head
         changed = bool(bans) or self.logits_processor is not None

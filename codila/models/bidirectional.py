@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.masking_utils import create_bidirectional_mask
@@ -28,6 +30,7 @@ class BidirectionalLM(PreTrainedModel, GenerationMixin):
     _tp_plan: dict[str, str] = {}  # the head is read whole: only the decoder's layers are sharded
 
     shift: int
+    model: Any
     decoder_class: type[PreTrainedModel]
     head_bias = False
 
@@ -37,6 +40,9 @@ class BidirectionalLM(PreTrainedModel, GenerationMixin):
         for layer in self.model.layers:
             layer.self_attn.is_causal = False
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=self.head_bias)
+        # transformers 5.24 renamed ``past_key_values`` to ``cache``
+        names = inspect.signature(self.model.forward).parameters
+        self._cache_argument = "cache" if "cache" in names else "past_key_values"
         self.post_init()
 
     @property
@@ -63,6 +69,10 @@ class BidirectionalLM(PreTrainedModel, GenerationMixin):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
+        *,
+        cache: Any = None,
+        window: slice | None = None,
+        length: int | None = None,
     ) -> Tensor:
         """Hidden states after the final norm, before the LM head.
 
@@ -70,26 +80,55 @@ class BidirectionalLM(PreTrainedModel, GenerationMixin):
             input_ids: ``[N, L]`` int64, masked positions hold ``mask_token_id``.
             attention_mask: ``[N, L]``, 0 at padding; None where nothing is padded.
             position_ids: ``[N, L]``; default: counted from the first real token.
+            cache: keys of a sequence, :class:`codila.dlm_cache.CanvasKeys`: written, and with a
+                ``window`` read where it does not reach.
+            window, length: ``input_ids`` are these columns of a sequence of ``length``, the one
+                that ``attention_mask`` is of.
 
         Returns:
             ``[N, L, H]`` in the model's dtype. Rows at padded positions are meaningless.
         """
         if attention_mask is not None and position_ids is None:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_min(0)
+        elif window is not None and position_ids is None:
+            position_ids = torch.arange(length or 0, device=input_ids.device)[None]
         embeds = self.model.embed_tokens(input_ids)
-        mask = create_bidirectional_mask(
-            config=self.config,
-            inputs_embeds=embeds,
-            attention_mask=attention_mask,
-            # without a mask, eager attention is handed a causal one by some decoders
-            allow_is_bidirectional_skip=self.config._attn_implementation != "eager",
-        )
+        if window is not None and position_ids is not None:
+            position_ids = position_ids[:, window]
+            mask = self._window_mask(embeds, attention_mask, length or 0)
+        else:
+            mask = create_bidirectional_mask(
+                config=self.config,
+                inputs_embeds=embeds,
+                attention_mask=attention_mask,
+                # without a mask, eager attention is handed a causal one by some decoders
+                allow_is_bidirectional_skip=self.config._attn_implementation != "eager",
+            )
+        arguments = {} if cache is None else {self._cache_argument: cache}
         return self.model(
             inputs_embeds=embeds,
             attention_mask=self._as_decoder_mask(mask),
             position_ids=position_ids,
-            use_cache=False,
+            use_cache=cache is not None,
+            **arguments,
         ).last_hidden_state
+
+    def _window_mask(self, embeds: Tensor, attention_mask: Tensor | None, length: int) -> Tensor:
+        """``[N, 1, window, length]``: which keys the window's queries may see."""
+        rows, width = embeds.shape[:2]
+        if attention_mask is None:
+            keep = torch.ones(rows, length, dtype=torch.bool, device=embeds.device)
+        else:
+            keep = attention_mask.to(torch.bool)
+        mask = keep[:, None, None, :].expand(-1, 1, width, -1)
+        kind = self.config._attn_implementation
+        if kind == "eager":
+            return torch.zeros_like(mask, dtype=embeds.dtype).masked_fill_(
+                ~mask, torch.finfo(embeds.dtype).min
+            )
+        if kind != "sdpa":
+            raise ValueError(f"dlm_cache works with attn_implementation sdpa and eager, not {kind}")
+        return mask
 
     def _as_decoder_mask(self, mask: Any) -> Any:
         """The mask in the form in which this family's decoder takes a finished one."""
