@@ -26,7 +26,9 @@ class GenerationConfig:
         schedule: which positions to commit next; see :mod:`codila.schedules`.
         blocks_per_step: m, blocks per step of the static schedule.
         entropy_threshold: tau in nats, of the dynamic schedule.
-        confidence_threshold: c, of the threshold schedule.
+        confidence_threshold: c, of the schedules threshold and ar_frontier.
+        joint_threshold: theta in (0, 1], of ar_likelihood and ar_frontier: what is committed has
+            at least this probability under the AR model.
         scope_blocks: candidate blocks from the frontier on; 0 is the whole canvas.
         tokens_per_step: K, of the baselines (entropy, confidence, margin).
         temperature, top_p, top_k: sampling, of the AR model and of the DLM alike; temperature 0
@@ -59,6 +61,7 @@ class GenerationConfig:
     blocks_per_step: int = 1
     entropy_threshold: float = 0.3
     confidence_threshold: float = 0.9
+    joint_threshold: float = 0.9
     scope_blocks: int = 10
     tokens_per_step: int = 1
     temperature: float = 0.1
@@ -104,6 +107,7 @@ class GenerationConfig:
         for name in (
             "entropy_threshold",
             "confidence_threshold",
+            "joint_threshold",
             "temperature",
             "top_p",
             "conditioning_temperature",
@@ -114,6 +118,7 @@ class GenerationConfig:
             need(isinstance(getattr(self, name), bool), name, "True or False")
         need(self.schedule in SCHEDULES, "schedule", f"one of {sorted(SCHEDULES)}")
         need(not math.isnan(self.entropy_threshold), "entropy_threshold", "a number of nats")
+        need(0 < self.joint_threshold <= 1, "joint_threshold", "a number in (0, 1]")
         need(0 <= self.confidence_threshold <= 1, "confidence_threshold", "0 to 1")
         need(
             self.temperature == 0 or 1e-6 <= self.temperature < math.inf,

@@ -9,8 +9,8 @@ approximation (exact for a model of one layer, whose keys depend on their own to
 
 The window starts at the leftmost position whose token is newer than its keys, or at the frontier
 where that is further left, and one position before it for a DLM whose rows predict their right
-neighbour (the halo): a window that started at the frontier would leave what was just committed with
-the keys of a mask. A refresh is due every `refresh_interval` steps, and where the frontier has moved
+neighbour (the halo): one that started at the frontier would leave what was just committed with the
+keys of a mask. A refresh is due every `refresh_interval` steps, and where the frontier has moved
 `window_blocks` blocks on. Rows of a batch share the window that covers all of theirs.
 """
 

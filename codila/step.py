@@ -14,7 +14,7 @@ from codila.conditioning import parse_conditioning, soft_tokens
 from codila.config import GenerationConfig
 from codila.dlm_cache import CachedBody
 from codila.models.protocol import DiffusionLM
-from codila.schedules import SCHEDULES, Statistics
+from codila.schedules import SCHEDULES, Drafts, Statistics
 from codila.schedules.sampled import sampled_statistics
 from codila_kernels import VocabStats, head_stats, sample_tokens, vocab_stats
 
@@ -36,7 +36,8 @@ class Step:
         self.model, self.decoder, self.config = model, decoder, config
         self.logits_processor = logits_processor
         self.cached = None if config.dlm_cache == "none" else CachedBody(model, config)
-        self.choose = SCHEDULES[config.schedule].choose
+        schedule = SCHEDULES[config.schedule]
+        self.choose, self.judge = schedule.choose, schedule.judge
         self.bridge = decoder.bridge if decoder else _own_vocabulary(model)
         banned = {i for i in banned_ids if i < self.bridge.valid_vocab}
         banned = banned.union(self.bridge.banned_ids)
@@ -73,14 +74,16 @@ class Step:
             )
         choice = self.choose(view, self.config)
         block, length, slots = choice
-        if block.shape[1]:
+        if block.shape[1] and self.judge is None:
             single = _first_masked(candidates, block)
             slots = torch.cat([slots, torch.where(length == 1, single, -1)], dim=1)
         if slots.shape[1]:
             self._commit_slots(canvas, candidates, logits, slots, seeds, index)
         if block.shape[1]:
+            if self.judge is None:  # a single token has no coherence to lose: it was a slot
+                length = length * (length > 1)
             self._commit_blocks(
-                canvas, candidates, stats, logits, block, length * (length > 1), seeds, index, bans
+                canvas, candidates, stats, logits, block, length, seeds, index, bans
             )
         if self.config.eos_fill and self.config.expand_budget is None:
             canvas.fill_after_eos(index)
@@ -201,22 +204,35 @@ class Step:
         counters = _counters(canvas, position, index, row)
 
         picked_bans = [(ids, where[row]) for ids, where in bans]
+        log_prob = []
 
         def draw(j: int, rows: Tensor) -> Tensor:
             rows = _without(rows, position[:, j : j + 1], picked_bans)
-            return sample_tokens(
+            drawn, _ = sample_tokens(
                 rows, seeds[row], counters[:, j], **self.sampling, **self.written_vocabulary
-            )[0]
+            )
+            if self.judge is not None:
+                own = rows.gather(1, drawn.clamp_min(0)[:, None]).squeeze(1)
+                log_prob.append(own - vocab_stats(rows, **self.written_vocabulary).lse)
+            return drawn
 
         last = torch.where(write, torch.arange(1, b + 1, device=write.device), 0).amax(-1)
         steps = int(last.max()) if on_host else b
         written = self.decoder.decode(soft, ids, ~masked, draw, steps=steps)
-        # Back to one line per row, m blocks side by side.
-        shape = (n * m, b)
-        lines = position.new_zeros(shape).index_copy(0, picked, position).view(n, m * b)
-        tokens = ids.new_zeros(shape).index_copy(0, picked, written).view(n, m * b)
-        flags = write.new_zeros(shape).index_copy(0, picked, write).view(n, m * b)
-        canvas.commit(lines, tokens, flags, index)
+
+        def in_place(values: Tensor) -> Tensor:
+            """Back to one line per row, m blocks side by side."""
+            lines = values.new_zeros((n * m, b)).index_copy(0, picked, values)
+            return lines.view(n, m * b)
+
+        if self.judge is not None:
+            likelihood = torch.stack(log_prob, dim=1).float()
+            likelihood = torch.nn.functional.pad(likelihood, (0, b - steps))
+            likelihood = torch.where(write, likelihood, 0.0)
+            drafts = Drafts(in_place(likelihood).view(n, m, b), in_place(write).view(n, m, b))
+            kept = self.judge(drafts, self.config).flatten()[picked]
+            write = write & (write.cumsum(-1) <= kept[:, None])
+        canvas.commit(in_place(position), in_place(written), in_place(write), index)
 
 
 def _first_masked(candidates: Candidates, block: Tensor) -> Tensor:

@@ -36,9 +36,25 @@ class Choice(NamedTuple):
     slots: Tensor
 
 
+class Drafts(NamedTuple):
+    """What the AR model wrote into the m chosen blocks, each ``[N, m, B]``.
+
+    ``log_prob`` in nats, of the token under the AR model's untempered distribution; 0 where
+    ``masked`` is False.
+    """
+
+    log_prob: Tensor
+    masked: Tensor
+
+
 class Schedule(NamedTuple):
-    """A rule, whether it hands blocks to an AR model, and which options no other kind reads."""
+    """A rule, whether it hands blocks to an AR model, and which options no other kind reads.
+
+    A ``judge`` looks at what was drafted and says how many of each block's masked positions are
+    committed, ``[N, m]``; without one all that was chosen is.
+    """
 
     choose: Callable[[Statistics, GenerationConfig], Choice]
     uses_ar: bool
     reads: frozenset[str]
+    judge: Callable[[Drafts, GenerationConfig], Tensor] | None = None

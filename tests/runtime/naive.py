@@ -101,7 +101,9 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
         for p in range(block[0], targets[-1] + 1):
             logits = ar(inputs_embeds=torch.stack(fed)[None], use_cache=False).logits[0, -1]
             logits = logits[[ar_row(v) for v in range(valid)]]
-            token, _ = draw(usable(logits, now_banned | set(bridge.suppressed_ids)), p)
+            logits = usable(logits, now_banned | set(bridge.suppressed_ids))
+            token, _ = draw(logits, p)
+            log_prob[p] = logits.double().log_softmax(-1)[token].item()
             token = token if x[p] == mask else x[p]
             written |= {p: token} if p in targets else {}
             fed.append(table[ar_row(token)])
@@ -125,6 +127,25 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
             if c.temperature == 0:
                 confidence = {p: view[p].max().item() for p in masked}
         entropy = {p: _entropy(view[p]) for p in masked}
+        commits, log_prob = {}, {}
+        if c.schedule == "ar_likelihood":
+            drafts = [write_block(list(b), h) for b, h in zip(inside, holes, strict=True) if h]
+            joint = [sum(log_prob[p] for p in draft) for draft in drafts]
+            best = joint.index(max(joint))
+            for i, draft in enumerate(drafts):
+                if i == best or joint[i] >= math.log(c.joint_threshold):
+                    commits |= draft
+        if c.schedule == "ar_frontier":
+            first = next(i for i, hole in enumerate(holes) if hole)
+            draft, joint, going = write_block(list(inside[first]), holes[first]), 0.0, True
+            for p in holes[first]:
+                joint += log_prob[p]
+                going = going and joint >= math.log(c.joint_threshold)
+                if going or p == holes[first][0]:
+                    commits[p] = draft[p]
+            for p in masked:
+                if p not in holes[first] and confidence[p] > c.confidence_threshold:
+                    commits[p] = draw(z[p], p)[0]
         single, prefixes = [], []  # positions for the DLM's sampler; masked prefixes for the AR
         if c.schedule in ("static", "dynamic"):
             ranked = []
@@ -139,7 +160,7 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
             prefixes = [(inside[r[-2]], holes[r[-2]][: r[-1]]) for r in ranked]
             if c.schedule == "dynamic" and all(len(prefix) < 2 for _, prefix in prefixes):
                 single, prefixes = [min(masked, key=lambda p: (entropy[p], p))], []
-        else:
+        elif not commits:
             margin = {p: (v := view[p].sort().values)[-1].item() - v[-2].item() for p in masked}
             score = {"margin": margin, "entropy": {p: -entropy[p] for p in masked}}
             score = score.get(c.schedule, confidence)
@@ -148,7 +169,7 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
             if c.schedule == "threshold":
                 single = [p for p in order if p == order[0] or score[p] > c.confidence_threshold]
         single += [prefix[0] for _, prefix in prefixes if len(prefix) == 1]
-        commits = {p: draw(z[p], p)[0] for p in single}
+        commits |= {p: draw(z[p], p)[0] for p in single}
         for block, prefix in prefixes:
             if len(prefix) > 1:
                 commits |= write_block(list(block), prefix)

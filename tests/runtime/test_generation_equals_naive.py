@@ -14,8 +14,9 @@ from tiny_pairs import AR_VOCAB, EOS, MASK, WORDS, make_ar, make_dlm
 from codila.bridge import VocabularyBridge
 from codila.config import GenerationConfig
 from codila.generation import generate
+from codila.schedules import SCHEDULES
 
-CASES = 40
+CASES = 60
 PAIRS = 4
 
 
@@ -38,6 +39,7 @@ def random_config(rng: random.Random, dlm: Any) -> GenerationConfig:
     schedule = rng.choice(
         ["static", "static", "dynamic", "dynamic", "dynamic", "dynamic"]
         + ["entropy", "confidence", "margin", "threshold"]
+        + ["ar_likelihood", "ar_likelihood", "ar_frontier", "ar_frontier"]
     )
     threshold = rng.choice([-1.0, float("inf"), None, None, None, None])
     if threshold is None:  # between the model's own entropies, so that prefixes of all lengths fit
@@ -52,6 +54,7 @@ def random_config(rng: random.Random, dlm: Any) -> GenerationConfig:
         blocks_per_step=rng.choice([1, 2, 9]),
         entropy_threshold=threshold,
         confidence_threshold=rng.choice([0.1, 0.4, 0.9]),
+        joint_threshold=rng.choice([0.001, 0.1, 1.0]),
         scope_blocks=rng.choice([0, 1, 2, 10]),
         tokens_per_step=rng.choice([1, 2, 3]),
         temperature=temperature,
@@ -80,7 +83,7 @@ def test_every_row_of_a_padded_batch_equals_the_naive_decoder(case):
     rng = random.Random(case)
     dlm, ar = pair(case % PAIRS)
     config = random_config(rng, dlm)
-    if not config.schedule.startswith(("static", "dynamic")) and rng.random() < 0.5:
+    if not SCHEDULES[config.schedule].uses_ar and rng.random() < 0.5:
         ar = None  # a baseline on the DLM's whole vocabulary
     prompts = [[rng.randrange(WORDS) for _ in range(rng.randint(1, 5))] for _ in range(2)]
     seed = rng.randrange(2**40)
@@ -143,7 +146,7 @@ def test_the_random_cases_reach_every_rule():
     """Guards the cases themselves: a rule that no case reaches would be untested."""
     configs = [random_config(random.Random(case), pair(case % PAIRS)[0]) for case in range(CASES)]
     for field, values in {
-        "schedule": 6, "confidence_source": 2, "conditioning": 3, "scope_blocks": 4,
+        "schedule": 8, "confidence_source": 2, "conditioning": 3, "scope_blocks": 4,
         "blocks_per_step": 3, "temperature": 4, "top_k": 2, "eos_fill": 2,
     }.items():  # fmt: skip
         assert len({getattr(c, field) for c in configs}) == values, field
