@@ -25,6 +25,9 @@ class GenerationConfig:
         block_size: B, tokens of a block. The grid starts at the end of the prompt.
         schedule: which positions to commit next; see :mod:`codila.schedules`.
         blocks_per_step: m, blocks per step of the static schedule.
+        block_gap: of the static schedule, blocks left between two that are decoded in one step.
+        skip_certain: blocks whose marginals prove their arg-max to be the joint mode (Frechet's
+            bounds) are left to the DLM's sampler.
         entropy_threshold: tau in nats, of the dynamic schedule.
         confidence_threshold: c, of the schedules threshold and ar_frontier.
         joint_threshold: theta in (0, 1], of ar_likelihood and ar_frontier: what is committed has
@@ -59,6 +62,8 @@ class GenerationConfig:
     block_size: int = 4
     schedule: str = "static"
     blocks_per_step: int = 1
+    block_gap: int = 0
+    skip_certain: bool = False
     entropy_threshold: float = 0.3
     confidence_threshold: float = 0.9
     joint_threshold: float = 0.9
@@ -98,7 +103,7 @@ class GenerationConfig:
         for name in ("block_size", "blocks_per_step", "tokens_per_step", "num_return_sequences"):
             value = getattr(self, name)
             need(_is_int(value) and value >= 1, name, "an int of at least 1")
-        for name in ("max_new_tokens", "scope_blocks", "top_k", "min_new_tokens"):
+        for name in ("max_new_tokens", "scope_blocks", "top_k", "min_new_tokens", "block_gap"):
             value = getattr(self, name)
             need(_is_int(value) and value >= 0, name, "an int of at least 0")
         for name in ("expand_budget", "expand_token_id"):
@@ -114,7 +119,7 @@ class GenerationConfig:
         ):
             value = getattr(self, name)
             need(isinstance(value, float) or _is_int(value), name, "a number")
-        for name in ("eos_fill", "output_history"):
+        for name in ("eos_fill", "output_history", "skip_certain"):
             need(isinstance(getattr(self, name), bool), name, "True or False")
         need(self.schedule in SCHEDULES, "schedule", f"one of {sorted(SCHEDULES)}")
         need(not math.isnan(self.entropy_threshold), "entropy_threshold", "a number of nats")

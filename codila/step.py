@@ -74,6 +74,12 @@ class Step:
             )
         choice = self.choose(view, self.config)
         block, length, slots = choice
+        if block.shape[1] and self.config.skip_certain:
+            certain = _certain(view, block, length)
+            length = torch.where(certain.any(-1), 0, length)
+            slot = torch.arange(certain.shape[-1], device=block.device)
+            own = block.clamp_min(0)[..., None] * certain.shape[-1] + slot
+            slots = torch.cat([slots, torch.where(certain, own, -1).flatten(1)], dim=1)
         if block.shape[1] and self.judge is None:
             single = _first_masked(candidates, block)
             slots = torch.cat([slots, torch.where(length == 1, single, -1)], dim=1)
@@ -233,6 +239,21 @@ class Step:
             kept = self.judge(drafts, self.config).flatten()[picked]
             write = write & (write.cumsum(-1) <= kept[:, None])
         canvas.commit(in_place(position), in_place(written), in_place(write), index)
+
+
+def _certain(view: Statistics, block: Tensor, length: Tensor) -> Tensor:
+    """Positions ``[N, m, B]`` to be filled of chosen blocks whose arg-max is the joint mode.
+
+    With c the marginals' top probabilities of n positions, Frechet's bounds give their joint at
+    least ``sum c - (n - 1)``, and any other string at most ``1 - min c``: where the first exceeds
+    the second no joint with these marginals has another mode.
+    """
+    index = block.clamp_min(0)[..., None].expand(-1, -1, view.masked.shape[2])
+    masked, confidence = view.masked.gather(1, index), view.confidence.gather(1, index)
+    taken = masked & (masked.cumsum(-1) <= length[..., None])
+    least = torch.where(taken, confidence - 1, 0.0).sum(-1) + 1
+    most = 1 - torch.where(taken, confidence, 1.0).amin(-1)
+    return taken & ((least > most) & (length > 1))[..., None]
 
 
 def _first_masked(candidates: Candidates, block: Tensor) -> Tensor:

@@ -17,12 +17,13 @@ from codila.schedules.static import static
 from codila.schedules.threshold import threshold
 
 _CONDITIONED = frozenset({"conditioning", "conditioning_temperature"})
+_CERTAIN = frozenset({"skip_certain"})
 _JUDGED = frozenset({"joint_threshold"})
 _RANKED = frozenset({"tokens_per_step"})
 
 SCHEDULES: dict[str, Schedule] = {
-    "static": Schedule(static, True, _CONDITIONED | {"blocks_per_step"}),
-    "dynamic": Schedule(dynamic, True, _CONDITIONED | {"entropy_threshold"}),
+    "static": Schedule(static, True, _CONDITIONED | {"blocks_per_step", "block_gap"} | _CERTAIN),
+    "dynamic": Schedule(dynamic, True, _CONDITIONED | {"entropy_threshold"} | _CERTAIN),
     "ar_likelihood": Schedule(every_block, True, _CONDITIONED | _JUDGED, most_likely),
     "ar_frontier": Schedule(
         frontier_block, True, _CONDITIONED | _JUDGED | {"confidence_threshold"}, likely_prefix

@@ -156,7 +156,11 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
                     ranked.append((means[-1], b, len(hole)))
                 elif c.schedule == "dynamic" and fits:
                     ranked.append((-fits[-1], means[fits[-1] - 1], b, fits[-1]))
-            ranked = sorted(ranked)[: c.blocks_per_step if c.schedule == "static" else 1]
+            ranked, best = sorted(ranked), []
+            for r in ranked:
+                if all(abs(r[-2] - b[-2]) > c.block_gap or not c.block_gap for b in best):
+                    best.append(r)
+            ranked = best[: c.blocks_per_step if c.schedule == "static" else 1]
             prefixes = [(inside[r[-2]], holes[r[-2]][: r[-1]]) for r in ranked]
             if c.schedule == "dynamic" and all(len(prefix) < 2 for _, prefix in prefixes):
                 single, prefixes = [min(masked, key=lambda p: (entropy[p], p))], []
@@ -169,6 +173,12 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
             if c.schedule == "threshold":
                 single = [p for p in order if p == order[0] or score[p] > c.confidence_threshold]
         single += [prefix[0] for _, prefix in prefixes if len(prefix) == 1]
+        if c.skip_certain:
+            for b, prefix in list(prefixes):
+                sure = [confidence[p] for p in prefix]
+                if len(prefix) > 1 and sum(sure) - len(sure) + 1 > 1 - min(sure):
+                    single += prefix
+                    prefixes.remove((b, prefix))
         commits |= {p: draw(z[p], p)[0] for p in single}
         for block, prefix in prefixes:
             if len(prefix) > 1:

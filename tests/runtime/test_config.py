@@ -30,7 +30,7 @@ def test_defaults_are_the_papers():
         ("tokens_per_step", 65, "at most max_new_tokens=64"),
         ("scope_blocks", -1, "an int of at least 0"),
         ("top_k", 1.5, "an int of at least 0"),
-        ("schedule", "statik", "one of ['confidence', 'dynamic', 'entropy', 'margin', 'static'"),
+        ("schedule", "statik", "one of ['ar_frontier', 'ar_likelihood', 'confidence', 'dynamic'"),
         ("entropy_threshold", math.nan, "a number of nats"),
         ("entropy_threshold", "0.3", "a number"),
         ("confidence_threshold", 1.1, "0 to 1"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny_pairs import AR_VOCAB, EOS, MASK, WORDS, make_ar, make_dlm
 
+from codila.block_decoder import BlockDecoder
 from codila.bridge import VocabularyBridge
 from codila.config import GenerationConfig
 from codila.generation import generate
@@ -23,7 +24,7 @@ PAIRS = 4
 @functools.cache
 def pair(kind: int) -> tuple[Any, Any]:
     """Pairs that differ in sharpness, boundaries, bridge and tying."""
-    dlm = make_dlm(kind, sharpness=(1.0, 2.0, 3.0, 4.0)[kind])
+    dlm = make_dlm(kind, sharpness=(1.0, 2.0, 3.0, 6.0)[kind])
     suppressed = tuple(range(71, AR_VOCAB))
     bridge, boundaries = VocabularyBridge(AR_VOCAB, (MASK,), suppressed), (73, 74)
     if kind == 1:  # some tokens stand elsewhere in the AR model's tables
@@ -54,6 +55,8 @@ def random_config(rng: random.Random, dlm: Any) -> GenerationConfig:
         blocks_per_step=rng.choice([1, 2, 9]),
         entropy_threshold=threshold,
         confidence_threshold=rng.choice([0.1, 0.4, 0.9]),
+        block_gap=rng.choice([0, 1]) if schedule == "static" else 0,
+        skip_certain=schedule in ("static", "dynamic") and rng.random() < 0.4,
         joint_threshold=rng.choice([0.001, 0.1, 1.0]),
         scope_blocks=rng.choice([0, 1, 2, 10]),
         tokens_per_step=rng.choice([1, 2, 3]),
@@ -107,7 +110,7 @@ def test_partial_blocks_with_holes_equal_the_naive_decoder(seed):
     config = GenerationConfig(
         max_new_tokens=16,
         schedule="dynamic",
-        entropy_threshold=(3.2, 1.6, 1.0, 1.0)[seed],
+        entropy_threshold=(3.2, 1.6, 1.0, 0.4)[seed],
         temperature=1.0,
         top_p=1.0,
         eos_fill=False,
@@ -140,6 +143,24 @@ def test_a_batch_equals_its_single_runs(side, temperature, top_p):
         assert batch.sequences[row, 5 - len(prompt) : 5].tolist() == prompt
         assert batch.num_function_evaluations[row] == one.num_function_evaluations[0]
         assert batch.step_of[row].tolist() == one.step_of[0].tolist()
+
+
+@pytest.mark.parametrize("sharpness", [0.5, 40.0])
+def test_certain_blocks_need_no_ar_model(sharpness, monkeypatch):
+    """A sharp DLM's arg-max is the mode of any joint of its marginals; a flat one shows nothing."""
+    dlm = make_dlm(1, sharpness=sharpness)
+    ar, calls = make_ar(dlm), []
+    decode = BlockDecoder.decode
+    monkeypatch.setattr(
+        BlockDecoder, "decode", lambda self, *a, **k: calls.append(1) or decode(self, *a, **k)
+    )
+    ids, options = torch.tensor([[1, 2, 3]]), dict(max_new_tokens=4, temperature=0.0)
+    out = generate(dlm, ids, ar_model=ar, skip_certain=True, **options)
+    assert bool(calls) == (sharpness < 1)
+    if not calls:
+        logits = dlm(torch.tensor([[1, 2, 3, *[MASK] * 4]])).logits[0, 2:6, :AR_VOCAB]
+        logits[:, MASK] = -torch.inf
+        assert out.sequences[0, 3:].tolist() == logits.argmax(-1).tolist()
 
 
 def test_the_random_cases_reach_every_rule():

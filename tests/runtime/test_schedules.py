@@ -25,7 +25,12 @@ def choose(schedule: str, values, masked=None, **options):
 
 
 def test_which_schedules_hand_blocks_to_an_ar_model():
-    assert {name for name, s in SCHEDULES.items() if s.uses_ar} == {"static", "dynamic"}
+    assert {name for name, s in SCHEDULES.items() if s.uses_ar} == {
+        "static",
+        "dynamic",
+        "ar_likelihood",
+        "ar_frontier",
+    }
 
 
 def test_static_takes_the_blocks_of_lowest_mean_entropy():
