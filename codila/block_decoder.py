@@ -131,6 +131,7 @@ class BlockDecoder:
                 hidden = self._cached(token.to(soft.dtype), cache)
         return out
 
+    @torch.inference_mode()
     def _cached(self, embeds: Tensor, cache: DynamicCache) -> Tensor:
         arguments: dict[str, Any] = {self.cache_argument: cache}
         return self._body(inputs_embeds=embeds, use_cache=True, **arguments).last_hidden_state

@@ -185,7 +185,8 @@ class _Loop:
         most = self.canvas.length + 2 * (self.config.expand_budget or 0)
         unfinished = self.canvas.unfinished
         for index in range(most):
-            draft = self.step(self.canvas, self.seeds[self.rows], index, self._bans())
+            seeds, bans = self.seeds[self.rows], self._bans()
+            draft = self.step(self.canvas, seeds, index, bans, drafted=bool(streams))
             self.forwards[self.rows] += unfinished
             canvas, end = self.canvas, self.canvas.eos_token_ids[0]
             if self.room is not None:

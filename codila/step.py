@@ -56,10 +56,9 @@ class Step:
         }
 
     def __call__(
-        self, canvas: Canvas, seeds: Tensor, index: int, bans: list[Ban] | None = None
+        self, canvas: Canvas, seeds: Tensor, index: int, bans: list[Ban], drafted: bool = False
     ) -> Tensor:
-        """Commit; returns the canvas tokens with top-1 drafts at masked candidates ``[N, n]``."""
-        bans = bans or []
+        """Commit; returns the canvas tokens, ``drafted`` with top-1 ids at masked candidates."""
         candidates = canvas.candidates(self.config.scope_blocks)
         stats, logits = self._head(canvas, candidates, bans)
         shape = candidates.position.shape
@@ -93,6 +92,8 @@ class Step:
             )
         if self.config.eos_fill and self.config.expand_budget is None:
             canvas.fill_after_eos(index)
+        if not drafted:
+            return canvas.tokens
         drafts = torch.where(candidates.masked, stats.top1_id.view(shape), candidates.ids)
         position = torch.where(candidates.masked, candidates.position, canvas.step_of.shape[1])
         tokens = torch.cat([canvas.tokens, canvas.tokens[:, :1]], dim=1)
@@ -103,10 +104,11 @@ class Step:
         self, canvas: Canvas, candidates: Candidates, bans: list[Ban]
     ) -> tuple[VocabStats, Tensor]:
         """Statistics and logits of the candidate rows, ``R = N * C * B``."""
-        if self.cached is None:
-            out, first = self.model.body(canvas.seen_ids, canvas.attention_mask), 0
-        else:
-            out, first = self.cached(canvas, candidates)
+        with torch.inference_mode():
+            if self.cached is None:
+                out, first = self.model.body(canvas.seen_ids, canvas.attention_mask), 0
+            else:
+                out, first = self.cached(canvas, candidates)
         position = candidates.position.flatten(1)
         # A first real token has nothing in front of it that could predict it: it has its own row.
         # What completes a block behind the canvas is known: any row will do.

@@ -218,3 +218,18 @@ def test_the_gradient_of_a_tied_table_is_the_sum_of_its_three_parts():
         below = loss()
     difference = (above - below) / (2 * step)
     torch.testing.assert_close(difference, (gradient * direction).sum(), atol=1e-3, rtol=5e-3)
+
+
+def test_a_model_can_be_trained_after_it_decoded():
+    """Decoding runs in inference mode: none of its tensors may be left in a cache or a module."""
+    dlm = make_dlm(dtype=torch.float32)
+    ar = make_ar(dlm, dtype=torch.float32)
+    ids = torch.tensor([[1, 2, 3]])
+    out = generate(dlm, ids, ar_model=ar, max_new_tokens=8, temperature=0.7, top_k=5, seed=0)
+    out.sequences.add_(0)  # the caller's to change
+    logits = dlm(torch.cat([ids, torch.full((1, 4), MASK)], dim=1)).logits[0, 2:6]
+    decoder = BlockDecoder(ar, ar.codila.bridge, ar.codila.boundaries)
+    soft = soft_tokens(logits, decoder.table, decoder.bridge)
+    decoder.teacher_forced_logits(soft[None], ids[:, [0, 1, 2, 0]]).square().mean().backward()
+    assert ar.get_input_embeddings().weight.grad is not None
+    assert dlm.lm_head.weight.grad is not None
