@@ -87,28 +87,18 @@ class Setting:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class _Counter:
-    """A streamer that ends a generation after `steps` steps, and keeps the canvas."""
-
-    def __init__(self, steps: int | None) -> None:
-        self.left, self.count, self.tokens = steps, 0, []
-
-    def put(self, tokens: Tensor) -> None:
-        self.tokens = tokens.flatten().tolist()
-
-    def put_draft(self, tokens: Tensor, *, masked: Tensor) -> None:
-        self.count += 1
-        if self.count == self.left:
-            self.tokens = torch.where(masked, -1, tokens).tolist()
-            raise Enough
-
-    def end(self) -> None:
-        pass
-
-
 def ours(setting: Setting, **options: Any) -> Run:
     """`codila.generate`; without `schedule` static blocks."""
-    watch, counter = Stopwatch(setting.dlm.device), _Counter(setting.steps)
+    watch, seen = Stopwatch(setting.dlm.device), SimpleNamespace(count=0, canvas=None)
+    run_step = step.Step.__call__
+
+    def counted(self: step.Step, canvas: Any, *rest: Any, **named: Any) -> Tensor:
+        out = run_step(self, canvas, *rest, **named)
+        seen.count, seen.canvas = seen.count + 1, canvas
+        if seen.count == setting.steps:
+            raise Enough
+        return out
+
     given = {"schedule": "static", "block_size": setting.block_size} | setting.options | options
     ar = setting.ar if given["schedule"] in ("static", "dynamic", "ar_likelihood") else None
     with contextlib.ExitStack() as stack:
@@ -122,6 +112,7 @@ def ours(setting: Setting, **options: Any) -> Run:
         ):
             wrapped = watch.timed(part, getattr(place, name))
             stack.enter_context(mock.patch.object(place, name, wrapped))
+        stack.enter_context(mock.patch.object(step.Step, "__call__", counted))
         begin = watch.now()
         with contextlib.suppress(Enough):
             generate(
@@ -132,12 +123,13 @@ def ours(setting: Setting, **options: Any) -> Run:
                 scope_blocks=setting.scope_blocks,
                 temperature=setting.temperature,
                 eos_fill=setting.eos_fill,
-                diffusion_streamer=counter,
                 seed=setting.seed,
                 **given,
             )
         seconds = watch.now() - begin
-    return Run(counter.tokens, counter.count, seconds, watch.seconds)
+    tokens = seen.canvas.tokens[0, : setting.canvas]
+    tokens = torch.where(seen.canvas.masked[0, : setting.canvas], -1, tokens).tolist()
+    return Run(tokens, seen.count, seconds, watch.seconds)
 
 
 @torch.no_grad()

@@ -82,7 +82,8 @@ class Step:
         if block.shape[1] and self.judge is None:
             single = _first_masked(candidates, block)
             slots = torch.cat([slots, torch.where(length == 1, single, -1)], dim=1)
-        if slots.shape[1]:
+        # on the host a look costs less than a draw that nobody keeps
+        if slots.shape[1] and (slots.device.type != "cpu" or bool((slots >= 0).any())):
             self._commit_slots(canvas, candidates, logits, slots, seeds, index)
         if block.shape[1]:
             if self.judge is None:  # a single token has no coherence to lose: it was a slot
