@@ -6,6 +6,7 @@ from setuptools import find_packages, setup
 
 BENCH = ["matplotlib>=3.8", "pandas>=2.0"]
 DEV = ["pytest>=8.0", "hypothesis>=6.100", "ruff>=0.9", "mypy>=1.13"]
+DEV += ["accelerate>=1.0", "peft>=0.14"]  # device maps, sharding and adapters are tested with them
 
 setup(
     name="codila",

@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
     HFValidationError,
     LocalEntryNotFoundError,
 )
+from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 
@@ -29,6 +30,8 @@ def load_weights(cls: Any, folder: str | Path, dtype: torch.dtype, **options: An
 
     ``options`` go to ``from_pretrained``: attn_implementation, device_map, tp_plan.
     """
+    if "tp_plan" in options:
+        options["distributed_config"] = DistributedConfig(tp_plan=options.pop("tp_plan"))
     progress = transformers_logging.is_progress_bar_enabled()
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
