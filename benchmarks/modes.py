@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.pareto import accuracy
 from benchmarks.report import Point, PointFile, print_json_line, print_table
 from benchmarks.workers import Task, cores, evaluate_all, settings
 
@@ -58,19 +59,7 @@ def main(
     saved = PointFile(json_file, settings("tiny", n, "test"), KEYS)
     todo = [task for task in mode_tasks() if saved.find(task.identity) is None]
     for task, result in evaluate_all("tiny", todo, n=n, split="test", jobs=jobs or cores()):
-        saved.put(
-            task.identity
-            | {
-                "n": result.n,
-                "pass_at_1": result.pass_at_1,
-                "pass_low": result.interval[0],
-                "pass_high": result.interval[1],
-                "syntax_error": result.syntax_error,
-                "nfe": result.nfe,
-                "tokens_per_forward": result.tokens_per_forward,
-                "seconds": result.seconds,
-            }
-        )
+        saved.put(task.identity | accuracy(result) | {"seconds": result.seconds})
     order = {tuple(task.identity.values()): i for i, task in enumerate(mode_tasks())}
     points: list[Point] = sorted(saved.points, key=lambda p: order[tuple(p[k] for k in KEYS)])
     print_table(f"tiny: ways to do less work, {n} test problems", points, COLUMNS)
