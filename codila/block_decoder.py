@@ -120,7 +120,7 @@ class BlockDecoder:
         """
         out = known_ids.clone()
         steps = soft.shape[1] if steps is None else steps
-        cache = DynamicCache(config=self.model.config)
+        cache = self.new_cache()
         hidden = self._cached(self.layout(soft, context), cache)
         for j in range(steps):
             drawn = sampler(j, self._logits(hidden[:, -1]))
@@ -130,6 +130,10 @@ class BlockDecoder:
                 token = self._embedding(self._ar_ids(out[:, j].clamp_min(0))).unsqueeze(1)
                 hidden = self._cached(token.to(soft.dtype), cache)
         return out
+
+    def new_cache(self) -> DynamicCache:
+        """For the keys of one batch of blocks."""
+        return DynamicCache(config=self.model.config)
 
     @torch.inference_mode()
     def _cached(self, embeds: Tensor, cache: DynamicCache) -> Tensor:
