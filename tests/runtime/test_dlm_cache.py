@@ -114,6 +114,27 @@ def test_a_window_is_those_columns_of_the_whole(models, family, attention):
     dlm.set_attn_implementation("sdpa")
 
 
+@pytest.mark.parametrize("family", ["Dream", "llada"])
+def test_the_first_token_of_a_cached_block_is_predicted_like_any_other(models, family, monkeypatch):
+    """A row that predicts its right neighbour must be in the window: the one before the block."""
+    dlm, windows = models[family, 3], []
+    body = dlm.body
+
+    def record(ids, *args, window=None, **kwargs):
+        windows.append(window)
+        return body(ids, *args, window=window, **kwargs)
+
+    monkeypatch.setattr(dlm, "body", record)
+    options = dict(schedule="static", block_size=4, scope_blocks=1, eos_fill=False)
+    generate(
+        dlm, torch.tensor([PROMPTS[1]]), ar_model=make_ar(dlm), max_new_tokens=16, seed=0,
+        dlm_cache="dual", **NEVER, **options,
+    )  # fmt: skip
+    # what the last step committed is written again; the next block ends the window
+    starts = [3 + 4 * i - dlm.shift for i in range(3)]
+    assert [(w.start, w.stop) for w in windows[1:]] == [(a, a + 8 + dlm.shift) for a in starts]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_refreshes_come_as_often_as_asked(models, kind, monkeypatch):
     dlm = models["Dream", 3]
