@@ -50,7 +50,7 @@ def count_all(preset: str = "dream-7b", blocks: int = 1) -> list[Point]:
     ids = torch.zeros(1, sizes.prompt + sizes.canvas, dtype=torch.int64, device="meta")
     decoder = BlockDecoder(ar, ar.codila.bridge, None)
     width = ar.config.hidden_size
-    cache = decoder.new_cache()
+    cache = decoder.new_cache(blocks, 8)
     soft = torch.zeros(blocks, 4, width, dtype=sizes.dtype, device="meta")
     token = torch.zeros(blocks, 1, width, dtype=sizes.dtype, device="meta")
     counted = {

@@ -13,12 +13,45 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from codila.bridge import VocabularyBridge
 
 Sampler = Callable[[int, Tensor], Tensor]
 """``(j, logits [M, valid_vocab]) -> ids [M]`` in the DLM's ids, for position j of each block."""
+
+
+class BlockKeys:
+    """Keys and values of M blocks, in the place of a transformers cache; slots are allocated once.
+
+    An update writes the next slots and hands out a view of those written so far: nothing is copied
+    together, and nothing is allocated after the first block of a shape.
+    """
+
+    is_compileable = False
+
+    def __init__(self, slots: int) -> None:
+        self.slots, self.length = slots, 0
+        self.layers: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        if layer_idx == len(self.layers):
+            shape = (*key.shape[:2], self.slots, key.shape[3])
+            self.layers.append((key.new_empty(shape), value.new_empty(shape)))
+        end = self.length + key.shape[2]
+        held = self.layers[layer_idx]
+        for slots, new in zip(held, (key, value), strict=True):
+            slots[:, :, self.length : end] = new
+        return held[0][:, :, :end], held[1][:, :, :end]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
+        return self.length + int(query_length), 0
 
 
 class BlockDecoder:
@@ -59,6 +92,7 @@ class BlockDecoder:
                 f"the AR model has {have} embedding rows, the bridge needs {needed}: "
                 "give the AR model that codila.json was written for"
             )
+        self._keys: dict[tuple[int, int], BlockKeys] = {}
         # transformers 5.24 renamed ``past_key_values`` to ``cache``.
         names = inspect.signature(self._body.forward).parameters
         self.cache_argument = "cache" if "cache" in names else "past_key_values"
@@ -120,8 +154,9 @@ class BlockDecoder:
         """
         out = known_ids.clone()
         steps = soft.shape[1] if steps is None else steps
-        cache = self.new_cache()
-        hidden = self._cached(self.layout(soft, context), cache)
+        prefix = self.layout(soft, context)
+        cache = self.new_cache(len(soft), prefix.shape[1] + soft.shape[1] - 1)
+        hidden = self._cached(prefix, cache)
         for j in range(steps):
             drawn = sampler(j, self._logits(hidden[:, -1]))
             out[:, j] = torch.where(known[:, j], known_ids[:, j], drawn)
@@ -131,14 +166,18 @@ class BlockDecoder:
                 hidden = self._cached(token.to(soft.dtype), cache)
         return out
 
-    def new_cache(self) -> DynamicCache:
-        """For the keys of one batch of blocks."""
-        return DynamicCache(config=self.model.config)
+    def new_cache(self, blocks: int, slots: int) -> BlockKeys:
+        """Empty keys of a batch of blocks; those of the last batch of that shape, if there was."""
+        cache = self._keys.setdefault((blocks, slots), BlockKeys(slots))
+        cache.length = 0
+        return cache
 
     @torch.inference_mode()
-    def _cached(self, embeds: Tensor, cache: DynamicCache) -> Tensor:
+    def _cached(self, embeds: Tensor, cache: BlockKeys) -> Tensor:
         arguments: dict[str, Any] = {self.cache_argument: cache}
-        return self._body(inputs_embeds=embeds, use_cache=True, **arguments).last_hidden_state
+        out = self._body(inputs_embeds=embeds, use_cache=True, **arguments).last_hidden_state
+        cache.length += embeds.shape[1]
+        return out
 
     def _ar_ids(self, ids: Tensor) -> Tensor:
         return ids if self._rows is None else self._rows.to(ids.device)[ids]
