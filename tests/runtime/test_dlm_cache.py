@@ -114,6 +114,59 @@ def test_a_window_is_those_columns_of_the_whole(models, family, attention):
     dlm.set_attn_implementation("sdpa")
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["Dream", "llada"])
+def test_a_window_is_a_pass_over_kept_keys_layer_by_layer(models, family):
+    """By hand, on the decoder's own layers: the window's rows meet kept keys and their new ones."""
+    dlm, body = models[family, 3], models[family, 3].model
+    old = torch.tensor([[1, 2, 3, MASK, MASK, MASK, MASK, 8]])
+    new = old.clone()
+    new[0, 3:5] = torch.tensor([9, 4])
+    window, at = slice(2, 6), torch.arange(8)[None]
+
+    def layer_input(layer, x):
+        return layer.input_layernorm(x)
+
+    def attend(layer, x, queries):
+        """Attention of some positions over the inputs x of all, and the rest of the layer."""
+        mask = torch.ones(1, 1, queries.shape[1], 8, dtype=torch.bool)
+
+        class Keys:
+            def update(self, key, value, layer_idx, *_, **__):
+                full = layer_input(layer, x)
+                shape = (1, 8, -1, layer.self_attn.head_dim)
+                k = layer.self_attn.k_proj(full).view(shape).transpose(1, 2)
+                v = layer.self_attn.v_proj(full).view(shape).transpose(1, 2)
+                cos, sin = body.rotary_emb(x, at)
+                half = k.shape[-1] // 2
+                turned = torch.cat([-k[..., half:], k[..., :half]], dim=-1)
+                return k * cos[:, None] + turned * sin[:, None], v
+
+        cos, sin = body.rotary_emb(x, at[:, window] if queries.shape[1] < 8 else at)
+        out = layer(
+            queries, attention_mask=mask, position_embeddings=(cos, sin), use_cache=True,
+            **{dlm._cache_argument: Keys()},
+        )  # fmt: skip
+        return out[0] if isinstance(out, tuple) else out
+
+    kept, fresh = body.embed_tokens(old), body.embed_tokens(new)[:, window]
+    for layer in body.layers:
+        inputs = kept.clone()
+        inputs[:, window] = fresh  # what stands outside the window keeps the keys of the old pass
+        fresh = attend(layer, inputs, fresh)
+        kept = attend(layer, kept, kept)
+    want = body.norm(fresh)
+
+    from codila.dlm_cache import CanvasKeys
+
+    keys = CanvasKeys()
+    dlm.body(old, cache=keys)
+    keys.window = window
+    got = dlm.body(new[:, window], cache=keys, window=window, length=8)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    assert (got - dlm.body(new)[:, window]).abs().max() > 1e-3, "keys that are kept are not exact"
+
+
 @pytest.mark.parametrize("family", ["Dream", "llada"])
 def test_the_first_token_of_a_cached_block_is_predicted_like_any_other(models, family, monkeypatch):
     """A row that predicts its right neighbour must be in the window: the one before the block."""
