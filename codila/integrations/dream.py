@@ -166,7 +166,8 @@ def _codila(
     attention_mask: Tensor | None,
     new: int,
 ) -> Any:
-    unread = [name for name in _OF_DREAMS_ALGORITHMS if name in given]
+    default = DreamOptions()
+    unread = [n for n in _OF_DREAMS_ALGORITHMS if getattr(options, n) != getattr(default, n)]
     if unread:
         raise ValueError(
             f"{unread} belong to Dream's algorithms {list(ALGORITHMS)}; alg={options.alg!r} is "

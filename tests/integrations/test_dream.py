@@ -247,6 +247,8 @@ def test_a_config_object_is_read_and_keywords_beat_it(dlm):
     out = dlm.diffusion_generate(ids, config)
     assert len(out.history) == 4
     assert len(dlm.diffusion_generate(ids, config, steps=2).history) == 2
+    config.alg = None  # CoDiLA: what such an object holds by default is no wish
+    assert dlm.diffusion_generate(ids, config).sequences.shape == (1, 7)
     assert dlm.diffusion_generate(ids, alg="entropy", max_length=9, steps=6).shape == (1, 9)
 
 
