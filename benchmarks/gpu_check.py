@@ -1,10 +1,11 @@
-"""All that needs a GPU, in a few minutes on one card: the marked tests, then the benchmark.
+"""All that needs a GPU, in a few minutes on one card: the marked tests, kernels, decoding.
 
     python -m benchmarks.gpu_check OUT
 
-Runs in the environment that it finds and writes under OUT: `gpu-tests.xml` (JUnit) and
-`kernels.json`. The benchmark runs even where a test fails; the exit code is 0 only if both
-succeeded and 1 otherwise, also on a machine without a GPU. A short table comes last.
+Runs in the environment that it finds and writes under OUT: `gpu-tests.xml` (JUnit), `kernels.json`
+(`benchmarks.kernels`) and `decode.json` (`benchmarks.decode` at the sizes of Dream-7B, random
+weights). Each runs even where one before it failed; the exit code is 0 only if all succeeded and 1
+otherwise, also on a machine without a GPU. A short table comes last.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 
 import torch
 
-TESTS_SECONDS, BUDGET, GRACE = 130, 200, 15  # under six minutes with two imports of torch
+# under six minutes, with three imports of torch
+TESTS_SECONDS, BUDGET, GRACE, DECODE_SECONDS = 110, 140, 15, 85
 NEEDED = ("pytest", "triton", "transformers", "typer", "rich")
 
 
@@ -42,8 +44,8 @@ def run(command: list[str], seconds: float) -> str | None:
     return None if code == 0 else f"exit code {code}"
 
 
-def summary(outcomes: dict[str, str | None], results: Path) -> str:
-    """How each step ended, and one line per case of ours."""
+def summary(outcomes: dict[str, str | None], results: Path, speed: Path) -> str:
+    """How each step ended, and one line per case of ours and per way to decode."""
     lines = [f"{step}: {wrong or 'passed'}" for step, wrong in outcomes.items()]
     if results.exists():
         saved: dict[str, Any] = json.loads(results.read_text())
@@ -63,11 +65,17 @@ def summary(outcomes: dict[str, str | None], results: Path) -> str:
                         f"{name} {point['p50_us']:8.1f} µs, {point['copy_share']:.2f} of "
                         f"copy, {'?' if ratio is None else f'{ratio:.2f}'} of eager"
                     )
+    if speed.exists():
+        for point in json.loads(speed.read_text())["points"]:
+            lines.append(
+                f"B = {point['block_size']}, {point['provider']:8} {point['step_ms']:8.1f} ms a step, "
+                f"{point['tokens_per_s']:.0f} tokens/s, {point['over_floor']:.2f} of the floor"
+            )
     return "\n".join(lines)
 
 
 def main(arguments: list[str]) -> int:
-    """Run both steps and print the table; the exit code."""
+    """Run the steps and print the table; the exit code."""
     if len(arguments) != 1:
         print("usage: python -m benchmarks.gpu_check OUT", file=sys.stderr)
         return 2
@@ -77,8 +85,9 @@ def main(arguments: list[str]) -> int:
         return 1
     out = Path(arguments[0])
     out.mkdir(parents=True, exist_ok=True)
-    results = out / "kernels.json"
-    results.unlink(missing_ok=True)  # of an earlier run
+    results, speed = out / "kernels.json", out / "decode.json"
+    for earlier in (results, speed):
+        earlier.unlink(missing_ok=True)
     tests = [
         "-m",
         "pytest",
@@ -99,8 +108,13 @@ def main(arguments: list[str]) -> int:
         "--json",
         str(results),
     ]
-    outcomes = {"tests": run(tests, TESTS_SECONDS), "benchmark": run(timing, BUDGET + GRACE)}
-    print(summary(outcomes, results))
+    decoding = ["-m", "benchmarks.decode", "--preset", "dream-7b", "--rounds", "2"]
+    outcomes = {
+        "tests": run(tests, TESTS_SECONDS),
+        "kernels": run(timing, BUDGET + GRACE),
+        "decoding": run([*decoding, "--json", str(speed)], DECODE_SECONDS),
+    }
+    print(summary(outcomes, results, speed))
     return 1 if any(outcomes.values()) else 0
 
 

@@ -23,8 +23,8 @@ def test_a_missing_module_is_named(monkeypatch) -> None:
     assert gpu_check.obstacle().endswith("lacks no_such_module")
 
 
-@pytest.mark.parametrize("failing", [None, "pytest", "benchmarks.kernels"])
-def test_both_steps_run_and_the_exit_code_tells(tmp_path, monkeypatch, capsys, failing) -> None:
+@pytest.mark.parametrize("failing", [None, "pytest", "benchmarks.kernels", "benchmarks.decode"])
+def test_every_step_runs_and_the_exit_code_tells(tmp_path, monkeypatch, capsys, failing) -> None:
     ran = []
 
     def run(command: list[str], seconds: float) -> str | None:
@@ -33,6 +33,9 @@ def test_both_steps_run_and_the_exit_code_tells(tmp_path, monkeypatch, capsys, f
             about = dict(card="C", driver="1", torch="2", triton="3", copy_gb_per_s=4000.0)
             point = dict(op="vocab_stats", shape="R=40", provider="ours", p50_us=7.0,
                          copy_share=0.5, ratio_to_eager=0.25)  # fmt: skip
+            if command[1] == "benchmarks.decode":
+                point = dict(block_size=4, provider="exact", step_ms=20.0, tokens_per_s=200.0,
+                             over_floor=1.2)  # fmt: skip
             saved = {"environment": about, "points": [point]}
             Path(command[command.index("--json") + 1]).write_text(json.dumps(saved))
         return "exit code 1" if command[1] == failing else None
@@ -40,10 +43,11 @@ def test_both_steps_run_and_the_exit_code_tells(tmp_path, monkeypatch, capsys, f
     monkeypatch.setattr(gpu_check, "obstacle", lambda: None)
     monkeypatch.setattr(gpu_check, "run", run)
     assert gpu_check.main([str(tmp_path / "out")]) == (0 if failing is None else 1)
-    assert ran == ["pytest", "benchmarks.kernels"]
+    assert ran == ["pytest", "benchmarks.kernels", "benchmarks.decode"]
     printed = capsys.readouterr().out
     assert printed.count("exit code 1") == (failing is not None)
-    assert "vocab_stats" in printed.splitlines()[-1] and "0.25 of eager" in printed
+    assert "vocab_stats" in printed.splitlines()[-2] and "0.25 of eager" in printed
+    assert "20.0 ms a step" in printed.splitlines()[-1]
 
 
 def test_a_step_that_fails_or_takes_too_long_is_told_apart() -> None:
