@@ -68,8 +68,8 @@ def summary(outcomes: dict[str, str | None], results: Path, speed: Path) -> str:
     if speed.exists():
         for point in json.loads(speed.read_text())["points"]:
             lines.append(
-                f"B = {point['block_size']}, {point['provider']:8} {point['step_ms']:8.1f} ms a step, "
-                f"{point['tokens_per_s']:.0f} tokens/s, {point['over_floor']:.2f} of the floor"
+                f"B = {point['block_size']}, {point['provider']:8} {point['step_ms']:8.1f} ms a "
+                f"step, {point['tokens_per_s']:.0f} tokens/s, {point['over_floor']:.2f} of floor"
             )
     return "\n".join(lines)
 
