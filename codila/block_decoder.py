@@ -61,6 +61,7 @@ class BlockDecoder:
         model: causal LM; its input embeddings and LM head are used through ``bridge``.
         bridge: which DLM id is which row of the tables.
         boundaries: AR ids of the opening and closing token, or None to leave both out.
+        window: how many soft tokens left and right of a block the model is fed in front of it.
 
     Raises:
         ValueError: an AR table with fewer rows than the bridge or the boundaries need.
@@ -71,8 +72,10 @@ class BlockDecoder:
         model: PreTrainedModel,
         bridge: VocabularyBridge,
         boundaries: tuple[int, int] | None,
+        window: tuple[int, int] = (0, 0),
     ) -> None:
         self.model, self.bridge, self.boundaries = model, bridge, boundaries
+        self.window = window
         causal_lm: Any = model
         self._body = causal_lm.get_decoder()
         self._embedding = causal_lm.get_input_embeddings()

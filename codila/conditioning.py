@@ -26,6 +26,17 @@ def parse_conditioning(conditioning: str) -> int | None:
     )
 
 
+def window_columns(columns: Tensor, window: tuple[int, int]) -> Tensor:
+    """Columns ``[.., left + right]`` beside blocks that stand at ``columns`` ``[.., B]``.
+
+    They may lie outside of the sequence: an end token stands for what is not there.
+    """
+    left, right = window
+    before = torch.arange(-left, 0, device=columns.device)
+    after = torch.arange(1, right + 1, device=columns.device)
+    return torch.cat([columns[..., :1] + before, columns[..., -1:] + after], dim=-1)
+
+
 def soft_tokens(
     logits: Tensor,
     table: Tensor,

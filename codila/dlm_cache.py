@@ -65,10 +65,13 @@ class CanvasKeys:
 
 
 class CachedBody:
-    """`DiffusionLM.body` with keys kept between the steps of one generation."""
+    """`DiffusionLM.body` with keys kept between the steps of one generation.
 
-    def __init__(self, model: Any, config: GenerationConfig) -> None:
-        self.model, self.kind = model, config.dlm_cache
+    ``beyond`` positions behind the last candidate are needed too: the AR model's right window.
+    """
+
+    def __init__(self, model: Any, config: GenerationConfig, beyond: int = 0) -> None:
+        self.model, self.kind, self.beyond = model, config.dlm_cache, beyond
         self.every, self.blocks = (
             config.refresh_interval,
             config.window_blocks or config.scope_blocks,
@@ -126,6 +129,8 @@ class CachedBody:
         ends = torch.stack(
             [torch.where(newer, at, -1).amax(), torch.where(masked, position, -1).amax()]
         )
+        if self.beyond:  # counted from the end of a block, known or not
+            ends = ends + self.beyond + candidates.masked.shape[-1] - 1
         start, end = torch.stack([starts.amin() - self.model.shift, ends.amax() + 1]).tolist()
         return max(start, 0), ids.shape[1] if self.kind == "prefix" else min(end, ids.shape[1])
 

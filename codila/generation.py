@@ -342,7 +342,7 @@ def _block_decoder(
             f"block_size={config.block_size}: the AR model was trained for "
             f"{sorted(metadata.block_sizes)}"
         )
-    return BlockDecoder(ar_model, metadata.bridge, metadata.boundaries)
+    return BlockDecoder(ar_model, metadata.bridge, metadata.boundaries, metadata.window)
 
 
 def _output(canvas: Canvas, forwards: Tensor, history: list[Tensor] | None) -> GenerationOutput:

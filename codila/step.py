@@ -10,7 +10,7 @@ from torch import Tensor
 from codila.block_decoder import BlockDecoder
 from codila.bridge import VocabularyBridge
 from codila.canvas import Candidates, Canvas
-from codila.conditioning import parse_conditioning, soft_tokens
+from codila.conditioning import parse_conditioning, soft_tokens, window_columns
 from codila.config import GenerationConfig
 from codila.dlm_cache import CachedBody
 from codila.models.protocol import DiffusionLM
@@ -35,7 +35,10 @@ class Step:
     ) -> None:
         self.model, self.decoder, self.config = model, decoder, config
         self.logits_processor = logits_processor
-        self.cached = None if config.dlm_cache == "none" else CachedBody(model, config)
+        self.window = (0, 0) if decoder is None else decoder.window
+        self.cached = None
+        if config.dlm_cache != "none":
+            self.cached = CachedBody(model, config, beyond=self.window[1])
         schedule = SCHEDULES[config.schedule]
         self.choose, self.judge = schedule.choose, schedule.judge
         self.bridge = decoder.bridge if decoder else _own_vocabulary(model)
@@ -60,7 +63,9 @@ class Step:
     ) -> Tensor:
         """Commit; returns the canvas tokens, ``drafted`` with top-1 ids at masked candidates."""
         candidates = canvas.candidates(self.config.scope_blocks)
-        stats, logits = self._head(canvas, candidates, bans)
+        hidden, first = self._body(canvas, candidates)
+        position = candidates.position.flatten(1)
+        stats, logits = self._head(canvas, hidden, first, position, bans)
         shape = candidates.position.shape
         if self.config.confidence_source == "sampled":
             view = self._sampled_view(canvas, candidates, logits, seeds, index)
@@ -82,6 +87,9 @@ class Step:
         if block.shape[1] and self.judge is None:
             single = _first_masked(candidates, block)
             slots = torch.cat([slots, torch.where(length == 1, single, -1)], dim=1)
+        around = None
+        if block.shape[1] and sum(self.window):  # as the DLM saw it: before anything is committed
+            around = self._window(canvas, candidates, block, hidden, first, bans)
         # on the host a look costs less than a draw that nobody keeps
         if slots.shape[1] and (slots.device.type != "cpu" or bool((slots >= 0).any())):
             self._commit_slots(canvas, candidates, logits, slots, seeds, index)
@@ -89,7 +97,7 @@ class Step:
             if self.judge is None:  # a single token has no coherence to lose: it was a slot
                 length = length * (length > 1)
             self._commit_blocks(
-                canvas, candidates, stats, logits, block, length, seeds, index, bans
+                canvas, candidates, stats, logits, block, length, seeds, index, bans, around
             )
         if self.config.eos_fill and self.config.expand_budget is None:
             canvas.fill_after_eos(index)
@@ -101,22 +109,23 @@ class Step:
         draft = tokens.scatter(1, position.flatten(1), drafts.flatten(1))[:, :-1]
         return torch.where(canvas.masked, draft, canvas.tokens)
 
-    def _head(
-        self, canvas: Canvas, candidates: Candidates, bans: list[Ban]
-    ) -> tuple[VocabStats, Tensor]:
-        """Statistics and logits of the candidate rows, ``R = N * C * B``."""
+    def _body(self, canvas: Canvas, candidates: Candidates) -> tuple[Tensor, int]:
+        """Hidden states of the columns from the second result on."""
         with torch.inference_mode():
             if self.cached is None:
-                out, first = self.model.body(canvas.seen_ids, canvas.attention_mask), 0
-            else:
-                out, first = self.cached(canvas, candidates)
-        position = candidates.position.flatten(1)
+                return self.model.body(canvas.seen_ids, canvas.attention_mask), 0
+            return self.cached(canvas, candidates)
+
+    def _head(
+        self, canvas: Canvas, hidden: Tensor, first: int, position: Tensor, bans: list[Ban]
+    ) -> tuple[VocabStats, Tensor]:
+        """Statistics and logits of canvas positions ``[N, S]``, ``R = N * S`` rows."""
         # A first real token has nothing in front of it that could predict it: it has its own row.
         # What completes a block behind the canvas is known: any row will do.
         row = position + canvas.prompt_length - self.model.shift
         row = torch.maximum(row, canvas.padding[:, None])
-        row = (row - first).clamp(0, out.shape[1] - 1)
-        picked = out.gather(1, row[..., None].expand(-1, -1, out.shape[-1])).flatten(0, 1)
+        row = (row - first).clamp(0, hidden.shape[1] - 1)
+        picked = hidden.gather(1, row[..., None].expand(-1, -1, hidden.shape[-1])).flatten(0, 1)
         head = self.model.lm_head
         changed = bool(bans) or self.logits_processor is not None
         if head is None:  # a model of which only the logits can be had
@@ -130,6 +139,38 @@ class Step:
         if changed:
             stats = vocab_stats(logits, **self.vocabulary)
         return stats, logits
+
+    def _window(
+        self,
+        canvas: Canvas,
+        candidates: Candidates,
+        block: Tensor,
+        hidden: Tensor,
+        first: int,
+        bans: list[Ban],
+    ) -> Tensor:
+        """Soft tokens ``[N, m, W, D]`` of the neighbours of the chosen blocks ``[N, m]``."""
+        assert self.decoder is not None and self.config.conditioning is not None
+        size = candidates.position.shape[-1]
+        index = block.clamp_min(0)[..., None].expand(-1, -1, size)
+        position = candidates.position.gather(1, index)
+        columns = window_columns(position + canvas.prompt_length, self.window).flatten(1)
+        inside = (columns >= canvas.padding[:, None]) & (columns < canvas.seen_ids.shape[1])
+        ids = canvas.seen_ids.gather(1, columns.clamp(0, canvas.seen_ids.shape[1] - 1))
+        ids = torch.where(inside, ids, canvas.eos_token_ids[0])
+        position = (columns - canvas.prompt_length).clamp(0, canvas.step_of.shape[1] - 1)
+        stats, logits = self._head(canvas, hidden, first, position, bans)
+        soft = soft_tokens(
+            logits,
+            self.decoder.table,
+            self.bridge,
+            stats=stats,
+            top_k=parse_conditioning(self.config.conditioning),
+            temperature=self.config.conditioning_temperature,
+            known_ids=ids.flatten(),
+            known=ids.ne(canvas.mask_token_id).flatten(),
+        )
+        return soft.view(*block.shape, sum(self.window), -1)
 
     def _sampled_view(
         self, canvas: Canvas, candidates: Candidates, logits: Tensor, seeds: Tensor, index: int
@@ -179,8 +220,12 @@ class Step:
         seeds: Tensor,
         index: int,
         bans: list[Ban],
+        around: Tensor | None,
     ) -> None:
-        """Let the AR model write the first ``length`` masked positions of the chosen blocks."""
+        """Let the AR model write the first ``length`` masked positions of the chosen blocks.
+
+        ``around`` ``[N, m, W, D]``: the soft tokens beside the blocks, of a model that reads them.
+        """
         conditioning = self.config.conditioning
         assert self.decoder is not None and conditioning is not None
         n, c, b = candidates.position.shape
@@ -227,7 +272,8 @@ class Step:
 
         last = torch.where(write, torch.arange(1, b + 1, device=write.device), 0).amax(-1)
         steps = int(last.max()) if on_host else b
-        written = self.decoder.decode(soft, ids, ~masked, draw, steps=steps)
+        context = None if around is None else around.flatten(0, 1)[picked]
+        written = self.decoder.decode(soft, ids, ~masked, draw, steps=steps, context=context)
 
         def in_place(values: Tensor) -> Tensor:
             """Back to one line per row, m blocks side by side."""

@@ -55,11 +55,12 @@ class ARMetadata:
         block_sizes: Sequence[int],
         boundaries: tuple[int, int] | None,
         conditioning: str = "soft",
+        window: tuple[int, int] = (0, 0),
         name: str = "",
     ) -> ARMetadata:
         """Of an AR model that is trained on ``dlm``."""
         facts = {"name": name, **dlm_facts(dlm)}
-        return cls(tuple(block_sizes), boundaries, conditioning, (0, 0), facts, bridge)
+        return cls(tuple(block_sizes), boundaries, conditioning, window, facts, bridge)
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``codila.json``."""
@@ -105,8 +106,8 @@ class ARMetadata:
             )
         except KeyError as error:
             raise CheckpointError(f"{path} has no key {error}") from error
-        if metadata.window != (0, 0):
-            raise CheckpointError(f"{path}: window {metadata.window} is not supported, only (0, 0)")
+        if min(metadata.window) < 0:
+            raise CheckpointError(f"{path}: window {metadata.window} has a negative side")
         return metadata
 
     def check_dlm(self, dlm: DiffusionLM) -> None:

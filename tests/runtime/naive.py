@@ -87,23 +87,28 @@ def decode(dlm: Any, ar: Any, prompt: list[int], config: Any, seed: int) -> Deco
         in_dlm_order = table[[ar_row(v) for v in range(valid)]]
         conditioning = c.conditioning or ar.codila.conditioning
         top = 0 if conditioning == "soft" else int(conditioning.removeprefix("top-"))
-        fed = []
-        for p in block:
-            if p >= len(x):  # what completes the last block
-                fed.append(table[ar_row(eos)])
-            elif x[p] == mask:
-                fed.append(_distribution(z[p], c.conditioning_temperature, top) @ in_dlm_order)
-            else:
-                fed.append(table[ar_row(x[p])])
+
+        def feed(p: int) -> Tensor:
+            if not 0 <= p < len(x):  # what completes the last block, or a window
+                return table[ar_row(eos)]
+            if x[p] != mask:
+                return table[ar_row(x[p])]
+            own = usable(logits[max(p - dlm.shift, 0)], now_banned)
+            return _distribution(own, c.conditioning_temperature, top) @ in_dlm_order
+
+        left, right = ar.codila.window
+        beside = [*range(block[0] - left, block[0]), *range(block[-1] + 1, block[-1] + 1 + right)]
+        fed = [feed(p) for p in block]
         if ar.codila.boundaries:
             fed = [table[ar.codila.boundaries[0]], *fed, table[ar.codila.boundaries[1]]]
+        fed = [feed(p) for p in beside] + fed
         written = {}
         for p in range(block[0], targets[-1] + 1):
-            logits = ar(inputs_embeds=torch.stack(fed)[None], use_cache=False).logits[0, -1]
-            logits = logits[[ar_row(v) for v in range(valid)]]
-            logits = usable(logits, now_banned | set(bridge.suppressed_ids))
-            token, _ = draw(logits, p)
-            log_prob[p] = logits.double().log_softmax(-1)[token].item()
+            out = ar(inputs_embeds=torch.stack(fed)[None], use_cache=False).logits[0, -1]
+            out = out[[ar_row(v) for v in range(valid)]]
+            out = usable(out, now_banned | set(bridge.suppressed_ids))
+            token, _ = draw(out, p)
+            log_prob[p] = out.double().log_softmax(-1)[token].item()
             token = token if x[p] == mask else x[p]
             written |= {p: token} if p in targets else {}
             fed.append(table[ar_row(token)])

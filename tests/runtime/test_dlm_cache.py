@@ -83,12 +83,14 @@ def test_one_layer_needs_no_refresh(models, family, schedule, kind, monkeypatch)
     assert widths[0] == 25 and max(widths[1:]) < 25  # one whole pass
 
 
+@pytest.mark.parametrize("window", [(0, 0), (3, 4)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_layer_in_holes_and_with_rows_that_leave(models, kind):
+def test_one_layer_in_holes_and_with_rows_that_leave(models, kind, window):
     dlm = models["Dream", 1]
     ids = torch.tensor([[1, MASK, MASK, 4, 5, MASK, 7, MASK], [1, 2, 3, 4, 5, 6, MASK, 8]])
     for options in ({"max_new_tokens": 0}, {"max_new_tokens": 5, "eos_fill": True}):
-        options |= dict(ar_model=make_ar(dlm), seed=1, temperature=0.7, scope_blocks=1)
+        ar = make_ar(dlm, window=window)
+        options |= dict(ar_model=ar, seed=1, temperature=0.7, scope_blocks=1)
         plain = generate(dlm, ids, **options)
         cached = generate(dlm, ids, dlm_cache=kind, **NEVER, **options)
         assert torch.equal(plain.sequences, cached.sequences)

@@ -23,7 +23,7 @@ PAIRS = 4
 
 @functools.cache
 def pair(kind: int) -> tuple[Any, Any]:
-    """Pairs that differ in sharpness, boundaries, bridge and tying."""
+    """Pairs that differ in sharpness, boundaries, window, bridge and tying."""
     dlm = make_dlm(kind, sharpness=(1.0, 2.0, 3.0, 6.0)[kind])
     suppressed = tuple(range(71, AR_VOCAB))
     bridge, boundaries = VocabularyBridge(AR_VOCAB, (MASK,), suppressed), (73, 74)
@@ -33,7 +33,10 @@ def pair(kind: int) -> tuple[Any, Any]:
         boundaries = None
     elif kind == 3:  # the AR model's rows end before the mask token
         bridge = VocabularyBridge(71, (MASK,), suppressed)
-    return dlm, make_ar(dlm, kind, bridge=bridge, boundaries=boundaries, tied=kind != 3)
+    window = ((0, 0), (3, 2), (2, 0), (0, 0))[kind]
+    return dlm, make_ar(
+        dlm, kind, bridge=bridge, boundaries=boundaries, tied=kind != 3, window=window
+    )
 
 
 def random_config(rng: random.Random, dlm: Any) -> GenerationConfig:

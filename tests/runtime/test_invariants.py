@@ -90,7 +90,7 @@ class IdealBlockDecoder:
     the rows of the conditioning.
     """
 
-    boundaries = None
+    boundaries, window = None, (0, 0)
     table = torch.eye(V + 2).double()
 
     def __init__(self, oracle: Oracle, scope: int) -> None:

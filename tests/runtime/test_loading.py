@@ -186,7 +186,7 @@ def test_no_codila_json(copied):
     ("changes", "message"),
     [
         ({"format": 2}, "format 2, this version reads 1"),
-        ({"window": [1, 1]}, r"window \(1, 1\) is not supported"),
+        ({"window": [-1, 1]}, r"window \(-1, 1\) has a negative side"),
         ({"bridge": BRIDGE.to_json() | {"valid_vocab": 81}}, "80 embedding rows, the bridge needs"),
         ({"boundaries": [73, 80]}, "80 embedding rows, the bridge needs 81"),
     ],

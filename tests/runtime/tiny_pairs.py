@@ -63,6 +63,7 @@ def make_ar(
     boundaries: tuple[int, int] | None = BOUNDARIES,
     block_sizes: tuple[int, ...] = (1, 2, 3, 4, 8),
     tied: bool = True,
+    window: tuple[int, int] = (0, 0),
 ) -> Qwen3ForCausalLM:
     """A random AR model for ``dlm``, with the attribute ``codila`` that loading would set."""
     torch.manual_seed(1000 + seed)
@@ -74,7 +75,7 @@ def make_ar(
         block_sizes=block_sizes,
         boundaries=boundaries,
         conditioning="soft",
-        window=(0, 0),
+        window=window,
         dlm={"vocab_size": dlm.config.vocab_size, "mask_token_id": MASK, "shift": dlm.shift},
         bridge=bridge,
     )
@@ -111,6 +112,7 @@ def save_ar(folder: Path, ar: Qwen3ForCausalLM, dlm: DreamModel) -> None:
         block_sizes=facts.block_sizes,
         boundaries=facts.boundaries,
         conditioning=facts.conditioning,
+        window=facts.window,
     )
     write_ar(ar, metadata, folder)
 
