@@ -348,24 +348,33 @@ def _train_ar(
     assignments: Set = None,
     debug: Debug = False,
 ) -> None:
-    """Train AR models on a DLM's soft tokens; the checkpoints are OUTPUT/ar, OUTPUT/ar-top3, ..."""
+    """Train AR models on a DLM's soft tokens; the checkpoints are OUTPUT/ar, or one per variant.
+
+    Several processes are started by torchrun: `torchrun --nproc-per-node 8 -m codila.cli train ar`.
+    """
     with _errors_on_one_line(debug):
-        from codila.training.ar import ARRecipe, ar_folder, train_ar
+        from codila.training.ar import train_ar
+        from codila.training.ar_recipe import ARRecipe
         from codila.training.config import load_recipe
+        from codila.training.distributed import World
         from codila.training.export import export_ars
 
         changes = parse_assignments(assignments or []) | {"steps": steps, "seed": seed}
         with wrong_types_are_values("the recipe"):
             recipe = load_recipe(ARRecipe, "ar", config, changes)
-        recipe = dataclasses.replace(
-            recipe,
-            dlm=recipe_folder("dlm", recipe.dlm),
-            tokenizer=recipe_folder("tokenizer", recipe.tokenizer),
-        )
-        training = train_ar(recipe, output)
-        export_ars(training, output)
-        for name in recipe.conditioning:
-            typer.echo(f"checkpoint: {output / ar_folder(name)}")
+        folders: dict[str, Any] = {
+            key: recipe_folder(key, value)
+            for key in ("dlm", "tokenizer")
+            if (value := getattr(recipe, key)) is not None
+        }
+        recipe = dataclasses.replace(recipe, **folders)
+        world = World.join()
+        try:
+            training = train_ar(recipe, output, world)
+            for folder in export_ars(training, output) if world.is_main else ():
+                typer.echo(f"checkpoint: {folder}")
+        finally:
+            world.leave()
 
 
 if __name__ == "__main__":

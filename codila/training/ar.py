@@ -2,250 +2,287 @@
 
 Blocks of B contiguous tokens are masked together with probability t; the DLM's marginals at the
 masked positions become soft tokens; the AR model is teacher-forced on the block with weight 1/t.
-Several AR models that differ only in their conditioning (soft, top-3, top-1) are trained side by
-side on the same DLM forwards: the ablation of the paper's Table 4, each model fed in training what
-it is fed in decoding.
+Several AR models that differ in one thing (conditioning, window, size, ...) are trained side by
+side on the same DLM forwards, each fed in training what it is fed in decoding.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from codila.block_decoder import BlockDecoder
-from codila.bridge import VocabularyBridge
 from codila.conditioning import parse_conditioning, soft_tokens
-from codila.models.ar import ARMetadata, load_ar
-from codila.models.dream import DreamModel
-from codila.models.loading import load_tokenizer
-from codila.toy.corpus import encode_corpus
-from codila.training.corruption import mask_units, nelbo_weight, stratified_times
-from codila.training.data import Batch, Batches
-from codila.training.engine import Loop, LoopConfig
+from codila.models.ar import ARMetadata
+from codila.training.ar_models import StartingPoint, starting_point
+from codila.training.ar_recipe import ARRecipe
+from codila.training.blocks import MaskedBlocks, MaskedRows, blocks_of, corrupt
+from codila.training.corruption import stratified_times
+from codila.training.data import Batch
+from codila.training.distributed import World, shard_frozen
+from codila.training.engine import Loop, Part
+from codila.training.sources import corpora
 
 
-@dataclasses.dataclass(frozen=True)
-class ARRecipe:
-    """Everything that decides an AR run. ``model`` holds :class:`Qwen3Config` keys.
+class BlockLoss(nn.Module):
+    """Cross-entropy of masked blocks under every AR model: what the loop may wrap."""
 
-    ``init`` names the output folder of an earlier run (``ar``, ``ar-top3``, ...): each model starts
-    from the one of its conditioning, whose configuration then replaces ``model``.
-    """
+    def __init__(self, recipe: ARRecipe, start: StartingPoint) -> None:
+        super().__init__()
+        self.recipes = {name: recipe.of(name) for name in recipe.variants}
+        self.models = nn.ModuleDict(start.models)
+        self.decoders = {
+            name: BlockDecoder(start.models[name], start.bridge, start.boundaries[name], own.window)
+            for name, own in self.recipes.items()
+        }
+        self.bridge = start.bridge
 
-    dlm: str
-    tokenizer: str
-    model: dict[str, Any]
-    pairs: int
-    rows: int
-    steps: int
-    init: str | None = None
-    block_sizes: tuple[int, ...] = (2, 4, 8)
-    conditioning: tuple[str, ...] = ("soft", "top-3", "top-1")
-    boundaries: tuple[str, str] = ("<think>", "</think>")
-    embeddings_from_dlm: bool = True
-    warmup: int = 50
-    decay_fraction: float = 0.5
-    muon_lr: float = 0.015
-    adam_lr: float = 0.004
-    region: int = 64
-    full_region: float = 0.35
-    t_range: tuple[float, float] = (0.05, 1.0)
-    weight_floor: float = 0.1
-    eos_block_share: float = 0.08
-    seed: int = 1
+    def nll(
+        self, name: str, rows: MaskedRows, blocks: MaskedBlocks, top_k: int | None = None
+    ) -> Tensor:
+        """Nats ``[n, B]`` of every token of every block under one model, teacher-forced."""
+        decoder, (n, size) = self.decoders[name], blocks.ids.shape
+        columns = torch.cat([blocks.rows, blocks.window_rows], dim=1).flatten()
+        ids = torch.cat([blocks.ids, blocks.window_ids], dim=1).flatten()
+        soft = soft_tokens(
+            rows.logits,
+            decoder.table,
+            self.bridge,
+            rows=columns.clamp_min(0),
+            top_k=top_k or parse_conditioning(self.recipes[name].conditioning),
+            known_ids=ids,
+            known=columns < 0,
+        ).view(n, -1, decoder.table.shape[1])
+        context = soft[:, size:] if soft.shape[1] > size else None
+        logits = decoder.teacher_forced_logits(soft[:, :size], blocks.ids, context)
+        flat = logits.flatten(0, 1).float()
+        return F.cross_entropy(flat, blocks.ids.flatten(), reduction="none").view(n, size)
 
-    def loop(self) -> LoopConfig:
-        return LoopConfig(
-            steps=self.steps,
-            warmup=self.warmup,
-            decay_fraction=self.decay_fraction,
-            muon_lr=self.muon_lr,
-            adam_lr=self.adam_lr,
-            seed=self.seed,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskedBlocks:
-    """n masked blocks of a batch: DLM logits ``[n * B, Vd]``, tokens ``[n, B]``, weights ``[n]``.
-
-    ``tokens`` counts the answer tokens that the batch stands for, the NELBO's denominator.
-    """
-
-    logits: Tensor
-    ids: Tensor
-    weight: Tensor
-    tokens: int
-
-
-def masked_blocks(
-    dlm: DreamModel,
-    batch: Batch,
-    block_size: int,
-    t: Tensor,
-    generator: torch.Generator,
-    *,
-    weight_floor: float,
-    eos_block_share: float,
-) -> MaskedBlocks:
-    """Corrupt a batch in whole blocks and run the DLM on it (LM head on the masked rows only).
-
-    Of the blocks that hold nothing but padding, only ``eos_block_share`` are kept: they are most
-    of a padded canvas and teach nothing after the first few.
-    """
-    rows, length = batch.answer.shape
-    masked = mask_units(rows, length, block_size, t, generator)
-    grid = (rows, length // block_size, block_size)
-    eligible = ~batch.tail.view(grid).all(-1)
-    eligible |= torch.rand(grid[:2], generator=generator) < eos_block_share
-    keep = masked.view(grid).all(-1) & eligible
-    ids = batch.ids.clone()
-    ids[:, batch.prompt_length :][masked] = dlm.mask_token_id
-    with torch.no_grad():
-        hidden = dlm.body(ids)
-        first = batch.prompt_length - dlm.shift
-        chosen = hidden[:, first : first + length].reshape(*grid, -1)[keep]
-        logits = dlm.lm_head(chosen).flatten(0, 1)
-    weight = nelbo_weight(t, weight_floor)[:, None].expand(grid[:2])[keep]
-    return MaskedBlocks(
-        logits, batch.answer.reshape(grid)[keep], weight, int(eligible.sum()) * block_size
-    )
+    def forward(
+        self, rows: MaskedRows, chunks: dict[str, tuple[MaskedBlocks, Tensor]]
+    ) -> tuple[Tensor, dict[str, tuple[float, float]]]:
+        """The weighted loss of one chunk of blocks for every model, and the sums to log."""
+        total = rows.logits.new_zeros((), dtype=torch.float32)
+        figures = {}
+        for name, (blocks, weight) in chunks.items():
+            nll = self.nll(name, rows, blocks)
+            total = total + (nll.sum(-1) * weight).sum()
+            real = nll.detach()[weight > 0]
+            figures[f"{name}/B{blocks.ids.shape[1]}"] = (real.sum().item(), float(real.numel()))
+        return total, figures
 
 
 class ARTraining:
-    """The loss of a step and the validation figures, for :class:`codila.training.engine.Loop`."""
+    """The loss of a step and the validation figures (:class:`codila.training.engine.Task`)."""
 
-    def __init__(self, recipe: ARRecipe) -> None:
-        self.recipe = recipe
-        tokenizer = load_tokenizer(recipe.tokenizer)
-        opening, closing = tokenizer.convert_tokens_to_ids(list(recipe.boundaries))
-        self.boundaries = (opening, closing)
-        self.dlm = DreamModel.from_pretrained(recipe.dlm, dtype=torch.float32).eval()
-        self.dlm.requires_grad_(False)
+    def __init__(self, recipe: ARRecipe, world: World | None = None, folder: Path | None = None):
+        self.recipe, self.world = recipe, world or World()
+        start = starting_point(recipe, self.world.device)
+        self.start, self.dlm, self.bridge = start, start.dlm, start.bridge
+        self.module = BlockLoss(recipe, start).to(self.world.device)
+        self.models, self.decoders = self.module.models, self.module.decoders
+        self.parts = list(self.models.values())
+        self.layers = [m for model in self.parts for m in _layers(model)]
+        sources = corpora(recipe, start, self.world, folder)
+        self.data_sha256 = sources.sha256
+        options = {"region": recipe.region, "full_region": recipe.full_region}
+        options |= {"extra": recipe.extra, "multiple": _multiple(recipe)}
         eos = self.dlm.eos_token_id
-        self.bridge = VocabularyBridge(
-            valid_vocab=min(self.dlm.config.vocab_size, recipe.model["vocab_size"]),
-            banned_ids=(self.dlm.mask_token_id,),
-            suppressed_ids=tuple(i for i in range(eos + 1, recipe.model["vocab_size"])),
-        )
-        self.models = nn.ModuleDict()
-        self.decoders: dict[str, BlockDecoder] = {}
-        for conditioning in recipe.conditioning:
-            parse_conditioning(conditioning)
-            model = _first_model(recipe, self.dlm, conditioning)
-            self.models[conditioning] = model
-            self.decoders[conditioning] = BlockDecoder(model, self.bridge, self.boundaries)
-        backend = tokenizer.backend_tokenizer
-        train = encode_corpus(backend, recipe.pairs, recipe.seed, "train", max_body=recipe.region)
-        held_out = encode_corpus(backend, 2048, 0, "dev", max_body=recipe.region)
-        common = {"region": recipe.region, "full_region": recipe.full_region}
-        self.train = Batches(train, recipe.rows, eos, seed=recipe.seed, **common)  # type: ignore[arg-type]
-        self.held_out = Batches(held_out, 16, eos, seed=1, **common)  # type: ignore[arg-type]
+        self.train = sources.train_batches(recipe.rows, eos, seed=recipe.seed, **options)
+        self.held_out = sources.held_out_batches(16, eos, seed=1, **options)
+        if recipe.shard == "all":
+            shard_frozen(self.dlm)
 
-    def metadata(self, conditioning: str) -> ARMetadata:
-        """What a decoder must know of the model of a conditioning."""
+    def metadata(self, name: str) -> ARMetadata:
+        """What a decoder must know of a variant."""
+        own = self.recipe.of(name)
         return ARMetadata.of(
             self.dlm,
             self.bridge,
-            block_sizes=self.recipe.block_sizes,
-            boundaries=self.boundaries,
-            conditioning=conditioning,
+            block_sizes=own.block_sizes,
+            boundaries=self.start.boundaries[name],
+            conditioning=own.conditioning,
+            window=own.window,
+            name=self.recipe.dlm,
         )
 
-    def block_nll(self, conditioning: str, blocks: MaskedBlocks) -> Tensor:
-        """Cross-entropy in nats ``[n, B]`` of every token of every block, teacher-forced."""
-        decoder = self.decoders[conditioning]
-        n, size = blocks.ids.shape
-        soft = soft_tokens(
-            blocks.logits, decoder.table, self.bridge, top_k=parse_conditioning(conditioning)
-        )
-        logits = decoder.teacher_forced_logits(soft.view(n, size, -1), blocks.ids)
-        nll = F.cross_entropy(logits.flatten(0, 1).float(), blocks.ids.flatten(), reduction="none")
-        return nll.view(n, size)
-
-    def batch_loss(self, step: int) -> tuple[Tensor, dict[str, float], int]:
-        recipe = self.recipe
-        batch = self.train(step)
-        size = recipe.block_sizes[step % len(recipe.block_sizes)]
-        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
-        t = stratified_times(batch.ids.shape[0], *recipe.t_range, generator)
-        blocks = masked_blocks(
+    def masked_rows(self, batch: Batch, step: int, generator: torch.Generator) -> MaskedRows:
+        """A training batch, corrupted as the recipe says, after the DLM's forward."""
+        recipe, unit = self.recipe, self.recipe.unit_at(step)
+        low, high = recipe.t_range
+        t = stratified_times(batch.ids.shape[0], low, high, generator)
+        if recipe.t_per == "batch":
+            t = t[:1].expand_as(t)
+        offset = 0
+        if recipe.random_offset:
+            offset = int(torch.randint(unit, (), generator=generator))
+        if batch.answer.shape[1] < offset + unit:
+            offset = 0
+        return corrupt(
             self.dlm,
             batch,
-            size,
+            unit,
             t,
             generator,
             weight_floor=recipe.weight_floor,
             eos_block_share=recipe.eos_block_share,
+            offset=offset,
+            beside=any(sum(own.window) for own in self.module.recipes.values()),
         )
-        total = torch.zeros(())
-        figures = {}
-        for conditioning in recipe.conditioning:
-            nll = self.block_nll(conditioning, blocks)
-            total = total + (nll.sum(-1) * blocks.weight).sum() / blocks.tokens
-            figures[f"{conditioning}/B{size}"] = nll.mean().item()
-        return total, figures, batch.ids.numel()
+
+    def batch_loss(self, module: nn.Module, index: int, step: int) -> Iterator[Part]:
+        batch = self.train(index)
+        generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + index)
+        rows = self.masked_rows(batch, step, generator)
+        blocks, weights = {}, {}
+        for name, own in self.module.recipes.items():
+            size = own.block_sizes[step % len(own.block_sizes)]
+            blocks[name] = blocks_of(rows, size, own.window)
+            weights[name] = blocks[name].weight / self._norm(blocks[name])
+        most = max(len(b.ids) for b in blocks.values())
+        # every process must run the model equally often, or shards would wait for each other
+        count = self.world.largest(-(-most // (self.recipe.chunk_blocks or most)))
+        for chunk in range(count):
+            cut = {name: _piece(blocks[name], weights[name], chunk, count) for name in blocks}
+            loss, figures = module(rows, cut)
+            tokens = batch.ids.numel() if chunk == 0 else 0
+            yield Part(loss, figures, chunk == count - 1, tokens)
+
+    def _norm(self, blocks: MaskedBlocks) -> float:
+        if self.recipe.loss_norm == "nelbo":
+            return float(blocks.tokens)
+        return float(blocks.ids.numel())
+
+    def describe(self, index: int) -> dict[str, Any]:
+        batch = self.train(index)
+        return {"index": index, "ids": batch.ids, "prompt_length": batch.prompt_length}
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """NLL in nats per token of held-out blocks, t = 0.5, beside the DLM's own (independent)."""
+        """Held-out blocks in nats per token, beside two yardsticks; see :meth:`_validate`."""
         figures: dict[str, float] = {}
-        for size in self.recipe.block_sizes:
-            generator = torch.Generator().manual_seed(0)
-            totals: dict[str, float] = {}
-            count = 0
-            for step in range(6):
-                batch = self.held_out(step)
-                t = torch.full((batch.ids.shape[0],), 0.5)
-                blocks = masked_blocks(
-                    self.dlm, batch, size, t, generator, weight_floor=0.1, eos_block_share=0.0
-                )
-                own = F.cross_entropy(blocks.logits, blocks.ids.flatten(), reduction="sum")
-                totals["dlm"] = totals.get("dlm", 0.0) + own.item()
-                for name in self.recipe.conditioning:
-                    nll = self.block_nll(name, blocks).sum().item()
-                    totals[name] = totals.get(name, 0.0) + nll
-                count += blocks.ids.numel()
-            figures |= {f"{name}/B{size}": total / count for name, total in totals.items()}
+        sizes = sorted({b for own in self.module.recipes.values() for b in own.block_sizes})
+        for size in sizes:
+            figures |= self._validate(size)
         return figures
 
+    def _validate(self, size: int) -> dict[str, float]:
+        """NLL at t = 0.25, 0.5 and 0.9 and by place in the block, the mean weighted by t.
 
-def _first_model(recipe: ARRecipe, dlm: DreamModel, conditioning: str) -> Any:
-    """The model that training of a conditioning starts from."""
-    if recipe.init is not None:
-        return load_ar(Path(recipe.init) / ar_folder(conditioning))
-    torch.manual_seed(recipe.seed)
-    eos = dlm.eos_token_id
-    model = Qwen3ForCausalLM(
-        Qwen3Config(**recipe.model, eos_token_id=eos, pad_token_id=eos, bos_token_id=None)
-    )
-    if recipe.embeddings_from_dlm:
-        with torch.no_grad():
-            source = dlm.model.embed_tokens.weight[: eos + 1]
-            model.model.embed_tokens.weight[: eos + 1] = source
-    return model
+        ``dlm`` is the DLM's own, independent NLL of the same tokens, ``NAME/hard`` that of the
+        model fed the DLM's arg-max tokens: the gain over the first is what coherence brings, over
+        the second what softness brings. ``perplexity`` is exp of the weighted mean (Figure 3).
+        """
+        recipe, unit = self.recipe, self.recipe.mask_unit or size
+        named = [n for n, own in self.module.recipes.items() if size in own.block_sizes]
+        sums: dict[str, float] = {}
+        ratios = (0.25, 0.5, 0.9)
+
+        def add(key: str, value: float) -> None:
+            sums[key] = sums.get(key, 0.0) + value
+
+        for ratio in ratios:
+            generator = torch.Generator().manual_seed(0)
+            for index in range(recipe.eval_batches):
+                batch = self.held_out(index)
+                t = torch.full((batch.ids.shape[0],), ratio)
+                options = {"eos_block_share": 0.0, "beside": True}
+                rows = corrupt(self.dlm, batch, unit, t, generator, **options)  # type: ignore[arg-type]
+                blocks = blocks_of(rows, size)
+                own = self._independent(rows, blocks)
+                add(f"count@{ratio}", own.numel())
+                add(f"dlm@{ratio}", own.sum().item())
+                for name in named:
+                    window = self.module.recipes[name].window
+                    blocks = blocks_of(rows, size, window)
+                    nll = self.module.nll(name, rows, blocks)
+                    add(f"{name}@{ratio}", nll.sum().item())
+                    if ratio != 0.5:
+                        continue
+                    for place, value in enumerate(nll.sum(0).tolist()):
+                        add(f"{name}/place{place + 1}", value * size)
+                    hard = self.module.nll(name, rows, blocks, top_k=1)
+                    add(f"{name}/hard@{ratio}", hard.sum().item())
+        figures = {}
+        for name in ("dlm", *named):
+            at = {r: sums[f"{name}@{r}"] / sums[f"count@{r}"] for r in ratios}
+            mean = sum(r * v for r, v in at.items()) / sum(ratios)
+            figures[f"{name}/B{size}"] = at[0.5]
+            figures |= {f"{name}/B{size}@{r}": v for r, v in at.items() if r != 0.5}
+            figures[f"{name}/B{size}/perplexity"] = math.exp(min(mean, 700.0))
+        for key, value in sums.items():
+            name, _, kind = key.partition("/")
+            if kind:
+                figures[f"{name}/B{size}/{kind.partition('@')[0]}"] = value / sums["count@0.5"]
+        return figures
+
+    def _independent(self, rows: MaskedRows, blocks: MaskedBlocks) -> Tensor:
+        """NLL ``[n, B]`` of the blocks' tokens under the DLM's marginals, each on its own."""
+        logits = rows.logits[:, : self.bridge.valid_vocab].float().clone()
+        logits[:, list(self.bridge.banned_ids)] = -torch.inf
+        nll = F.cross_entropy(logits[blocks.rows.flatten()], blocks.ids.flatten(), reduction="none")
+        return nll.view_as(blocks.ids)
+
+    def sample(self) -> str:
+        """A held-out prompt, decoded by every model."""
+        from codila.generation import generate
+
+        batch, texts = self.held_out(0), []
+        first = int(batch.padding[0])
+        prompt = batch.ids[:1, first : batch.prompt_length].to(self.world.device)
+        for name in self.recipe.variants:
+            model: Any = self.models[name]
+            size = max(self.module.recipes[name].block_sizes)
+            model.codila = self.metadata(name)
+            out = generate(
+                self.dlm,
+                prompt,
+                ar_model=model,
+                max_new_tokens=batch.answer.shape[1],
+                block_size=size,
+                seed=0,
+            )
+            assert out.sequences is not None
+            text = self.start.tokenizer.decode(out.sequences[0], skip_special_tokens=True)
+            texts.append(f"--- {name}, B = {size}\n{text}")
+        return "\n".join(texts)
 
 
-def ar_folder(conditioning: str) -> str:
-    """Name of the checkpoint folder of a conditioning: ``ar``, ``ar-top3``, ``ar-top1``, ..."""
-    return "ar" if conditioning == "soft" else f"ar-{conditioning.replace('-', '')}"
+def _piece(
+    blocks: MaskedBlocks, weight: Tensor, index: int, count: int
+) -> tuple[MaskedBlocks, Tensor]:
+    """Part ``index`` of ``count``; where it would be empty, a block of weight 0."""
+    n = len(blocks.ids)
+    piece = slice(index * n // count, (index + 1) * n // count)
+    if piece.start == piece.stop:
+        piece, weight = slice(0, 1), torch.zeros_like(weight)
+    cut = {
+        f.name: getattr(blocks, f.name)[piece]
+        for f in dataclasses.fields(blocks)
+        if f.name != "tokens"
+    }
+    return MaskedBlocks(**cut, tokens=blocks.tokens), weight[piece]
 
 
-def train_ar(recipe: ARRecipe, folder: Path) -> ARTraining:
-    """Train (or resume) in ``folder``; the models are in ``.models`` by conditioning."""
-    training = ARTraining(recipe)
-    Loop(
-        training.models,
-        recipe.loop(),
-        dataclasses.asdict(recipe),
-        folder,
-        training.batch_loss,
-        training.evaluate,
-    ).run()
+def _layers(model: Any) -> list[nn.Module]:
+    return list(model.get_decoder().layers)
+
+
+def _multiple(recipe: ARRecipe) -> int:
+    sizes = [b for name in recipe.variants for b in recipe.of(name).block_sizes]
+    return max(8, recipe.mask_unit or 0, *sizes)
+
+
+def train_ar(recipe: ARRecipe, folder: Path, world: World | None = None) -> ARTraining:
+    """Train (or resume) in ``folder``; the models are in ``.models`` by variant."""
+    training = ARTraining(recipe, world, folder)
+    configuration = dataclasses.asdict(recipe) | {"data_sha256": training.data_sha256}
+    Loop(training, recipe.loop(), configuration, folder, training.world).run()
     return training

@@ -23,19 +23,23 @@ def stratified_times(rows: int, low: float, high: float, generator: torch.Genera
     return low + (high - low) * (slots + (1 - u)) / rows
 
 
-def mask_units(rows: int, length: int, unit: int, t: Tensor, generator: torch.Generator) -> Tensor:
+def mask_units(
+    rows: int, length: int, unit: int, t: Tensor, generator: torch.Generator, *, offset: int = 0
+) -> Tensor:
     """Masked positions ``[rows, length]`` (bool): whole units, at least one unit per row.
 
     Args:
         rows, length: the answer region; the last unit is short where ``unit`` does not divide it.
         unit: contiguous tokens masked together (M).
         t: ``[rows]`` masking probability.
+        offset: tokens in front of the first whole unit, a short unit of their own.
     """
-    units = -(-length // unit)
+    lead = -offset % unit  # the first `offset` tokens are the end of a whole unit
+    units = -(-(lead + length) // unit)
     draw = torch.rand(rows, units, generator=generator)
     masked = draw < t[:, None]
     masked |= draw == draw.amin(-1, keepdim=True)  # a row without a masked unit teaches nothing
-    return masked.repeat_interleave(unit, dim=1)[:, :length]
+    return masked.repeat_interleave(unit, dim=1)[:, lead : lead + length]
 
 
 def nelbo_weight(t: Tensor, floor: float = 0.0) -> Tensor:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from codila.generation import generate
 from codila.models.dream import DreamConfig, DreamModel
 from codila.models.loading import load_dlm, load_tokenizer
 from codila.toy.corpus import encode_corpus
 from codila.training.corruption import mask_units, nelbo_weight, stratified_times
 from codila.training.data import Batch, Batches
-from codila.training.engine import Loop, LoopConfig
+from codila.training.engine import Loop, LoopConfig, Part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,7 @@ class DLMRecipe:
     steps: int
     warmup: int = 100
     decay_fraction: float = 0.3
-    muon_lr: float = 0.015
+    lr: float = 0.015
     adam_lr: float = 0.004
     region: int = 64
     full_region: float = 0.5
@@ -47,7 +49,7 @@ class DLMRecipe:
             steps=self.steps,
             warmup=self.warmup,
             decay_fraction=self.decay_fraction,
-            muon_lr=self.muon_lr,
+            lr=self.lr,
             adam_lr=self.adam_lr,
             seed=self.seed,
         )
@@ -60,14 +62,25 @@ def masked_nll(model: DreamModel, batch: Batch, masked: Tensor) -> Tensor:
     """
     ids = batch.ids.clone()
     ids[:, batch.prompt_length :][masked] = model.mask_token_id
-    hidden = model.body(ids)
+    hidden = model.body(ids, batch.attention_mask)
     first = batch.prompt_length - model.shift
     rows = hidden[:, first : first + masked.shape[1]][masked]
     return F.cross_entropy(model.lm_head(rows).float(), batch.answer[masked], reduction="none")
 
 
+class MaskedNLL(nn.Module):
+    """`masked_nll` as a module, for the loop."""
+
+    def __init__(self, model: DreamModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, masked: Tensor) -> Tensor:
+        return masked_nll(self.model, batch, masked)
+
+
 class DLMTraining:
-    """The loss of a step and the validation figures, for :class:`codila.training.engine.Loop`."""
+    """The loss of a step and the validation figures (:class:`codila.training.engine.Task`)."""
 
     def __init__(self, recipe: DLMRecipe) -> None:
         self.recipe = recipe
@@ -75,6 +88,10 @@ class DLMTraining:
         torch.manual_seed(recipe.seed)
         self.model = _new_model(recipe, tokenizer) if recipe.init is None else load_dlm(recipe.init)
         self.model.train()
+        self.module = MaskedNLL(self.model)
+        self.parts: list[nn.Module] = [self.model]
+        self.layers: list[nn.Module] = list(self.model.model.layers)
+        self.tokenizer = tokenizer
         backend, eos = tokenizer.backend_tokenizer, self.model.eos_token_id
         train = encode_corpus(backend, recipe.pairs, recipe.seed, "train", max_body=recipe.region)
         held_out = encode_corpus(backend, 2048, recipe.seed, "dev", max_body=recipe.region)
@@ -82,18 +99,35 @@ class DLMTraining:
         self.train = Batches(train, recipe.rows, eos, seed=recipe.seed, **common)  # type: ignore[arg-type]
         self.held_out = Batches(held_out, 16, eos, seed=1, **common)  # type: ignore[arg-type]
 
-    def batch_loss(self, step: int) -> tuple[Tensor, dict[str, float], int]:
-        batch, recipe = self.train(step), self.recipe
-        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+    def batch_loss(self, module: nn.Module, index: int, step: int) -> Iterator[Part]:
+        batch, recipe = self.train(index), self.recipe
+        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + index)
         rows, length = batch.answer.shape
         t = stratified_times(rows, *recipe.t_range, generator)
         masked = mask_units(rows, length, 1, t, generator)
-        nll = masked_nll(self.model, batch, masked)
+        nll = module(batch, masked)
         weight = nelbo_weight(t, recipe.weight_floor)[:, None].expand(rows, length)
         token = torch.where(batch.tail, recipe.eos_tail_weight, 1.0)
         loss = (nll * (weight * token)[masked]).sum() / token.sum()
-        real = nll.detach()[~batch.tail[masked]].mean()
-        return loss, {"nelbo": loss.item(), "nll": real.item()}, batch.ids.numel()
+        real = nll.detach()[~batch.tail[masked]]
+        figures = {"nll": (real.sum().item(), float(real.numel()))}
+        yield Part(loss, figures, True, batch.ids.numel())
+
+    def describe(self, index: int) -> dict[str, Any]:
+        batch = self.train(index)
+        return {"index": index, "ids": batch.ids, "prompt_length": batch.prompt_length}
+
+    def sample(self) -> str:
+        """A held-out prompt, continued one token a step."""
+        batch = self.held_out(0)
+        prompt = batch.ids[:1, int(batch.padding[0]) : batch.prompt_length]
+        self.model.eval()
+        out = generate(
+            self.model, prompt, schedule="entropy", max_new_tokens=batch.answer.shape[1], seed=0
+        )
+        self.model.train()
+        assert out.sequences is not None
+        return str(self.tokenizer.decode(out.sequences[0], skip_special_tokens=True))
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -130,12 +164,5 @@ def _new_model(recipe: DLMRecipe, tokenizer: Any) -> DreamModel:
 def train_dlm(recipe: DLMRecipe, folder: Path) -> DreamModel:
     """Train (or resume) in ``folder`` and return the model."""
     training = DLMTraining(recipe)
-    Loop(
-        training.model,
-        recipe.loop(),
-        dataclasses.asdict(recipe),
-        folder,
-        training.batch_loss,
-        training.evaluate,
-    ).run()
+    Loop(training, recipe.loop(), dataclasses.asdict(recipe), folder).run()
     return training.model

@@ -13,26 +13,44 @@ from codila.models.ar import write_ar
 from codila.models.checkpoint import written_whole
 from codila.models.dream import DreamModel
 from codila.models.loading import load_tokenizer
-from codila.training.ar import ARTraining, ar_folder
+from codila.training.ar import ARTraining
 
 
 def export_dlm(model: DreamModel, tokenizer_folder: str, folder: Path) -> None:
     """A Dream-layout checkpoint folder; an existing folder is replaced as a whole."""
     with written_whole(folder) as scratch:
-        _narrow(model).save_pretrained(scratch)
+        _narrow(copy.deepcopy(model)).save_pretrained(scratch)
         _complete(tokenizer_folder, scratch)
 
 
-def export_ars(training: ARTraining, folder: Path) -> None:
-    """One folder per conditioning (``ar``, ``ar-top3``, ...) under ``folder``, with codila.json."""
-    for conditioning, model in training.models.items():
-        with written_whole(folder / ar_folder(conditioning)) as scratch:
-            write_ar(_narrow(model), training.metadata(conditioning), scratch)
-            _complete(training.recipe.tokenizer, scratch)
+def export_ars(training: ARTraining, folder: Path) -> list[Path]:
+    """One folder per variant (``ar``, ...) under ``folder``, with codila.json; adapters merged."""
+    folders = []
+    for name, model in training.models.items():
+        with written_whole(folder / name) as scratch:
+            write_ar(_narrow(_merged(model)), training.metadata(name), scratch)
+            (scratch / "generation_config.json").unlink(missing_ok=True)
+            training.start.ar_tokenizer.save_pretrained(scratch)
+        folders.append(folder / name)
+    return folders
+
+
+def _merged(model: Any) -> Any:
+    """A copy in which adapters, if there are any, have become part of the weights."""
+    wrapped = getattr(model, "codila_peft", None)
+    if wrapped is None:
+        return copy.deepcopy(model)
+    order = getattr(model, "codila_order", None)
+    merged = copy.deepcopy(wrapped[0]).merge_and_unload()
+    if order is not None:
+        merged.codila_order = order
+    return merged
 
 
 def _narrow(model: Any) -> Any:
-    return copy.deepcopy(model).to(dtype=torch.bfloat16)
+    model = model.to(dtype=torch.bfloat16)
+    model.config.use_cache = True
+    return model
 
 
 def _complete(tokenizer_folder: str, scratch: Path) -> None:

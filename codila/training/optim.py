@@ -8,6 +8,7 @@ batches matrices of the same shape.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -72,27 +73,49 @@ class Muon(torch.optim.Optimizer):
 
 
 def build_optimizers(
-    model: nn.Module, *, muon_lr: float, adam_lr: float, weight_decay: float = 0.0
+    model: nn.Module,
+    *,
+    optimizer: str = "muon",
+    lr: float,
+    adam_lr: float,
+    weight_decay: float = 0.0,
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the 2-D weights of the layers, AdamW for the rest; base rates in ``initial_lr``."""
+    """AdamW for all (``adamw``), or Muon for the 2-D weights of the layers and AdamW for the rest.
+
+    ``lr`` is that of the named one; base rates are in ``initial_lr``.
+    """
     matrices: list[Tensor] = []
     rest: list[Tensor] = []
     for name, p in model.named_parameters():
         if p.requires_grad:
-            (matrices if p.ndim == 2 and ".layers." in name else rest).append(p)
-    optimizers: list[torch.optim.Optimizer] = [
-        Muon(matrices, lr=muon_lr, weight_decay=weight_decay),
-        torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
+            is_matrix = optimizer == "muon" and p.ndim == 2 and ".layers." in name
+            (matrices if is_matrix else rest).append(p)
+    optimizers: list[torch.optim.Optimizer] = []
+    if matrices:
+        optimizers.append(Muon(matrices, lr=lr, weight_decay=weight_decay))
+    if rest and optimizer == "muon":
+        optimizers.append(torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0))
+    elif rest:
+        optimizers.append(
+            torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.999), weight_decay=weight_decay)
+        )
+    for each in optimizers:
+        for group in each.param_groups:
             group["initial_lr"] = group["lr"]
     return optimizers
 
 
-def wsd_factor(step: int, steps: int, *, warmup: int, decay_fraction: float) -> float:
-    """Warm-up, stable, linear decay to zero over the last ``decay_fraction`` of ``steps``."""
+def learning_rate_factor(
+    schedule: str, step: int, steps: int, *, warmup: int, decay_fraction: float
+) -> float:
+    """Linear warm-up, then ``cosine`` to zero, or ``wsd``: constant, linear to zero at the end.
+
+    ``decay_fraction`` is the share of ``steps`` that wsd's decay takes.
+    """
     if step < warmup:
         return (step + 1) / warmup
+    if schedule == "cosine":
+        done = (step - warmup) / max(1, steps - warmup)
+        return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
     remaining = (steps - step) / max(1.0, steps * decay_fraction)
     return min(1.0, max(remaining, 0.0))

@@ -68,7 +68,7 @@ def test_too_little_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_corpus_holds_the_pairs(base: Tokenizer) -> None:
     corpus = encode_corpus(base, 500, seed=4)
-    assert corpus.prompts.ids.dtype == np.int16 and corpus.dropped == 0
+    assert corpus.prompts.ids.dtype == np.int32 and corpus.dropped == 0
     for i, (prompt, body) in enumerate(pairs("train", 500, seed=4)):
         assert base.decode(corpus.prompts[i].tolist()) == prompt
         *ids, end = corpus.bodies[i].tolist()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from codila.training.ar import ARRecipe
+from codila.training.ar_recipe import ARRecipe
 from codila.training.dlm import DLMRecipe, train_dlm
 from codila.training.export import export_dlm
 
@@ -57,8 +57,22 @@ def ar_recipe(dlm_folder: Path) -> ARRecipe:
         dlm=str(dlm_folder),
         tokenizer=str(BUNDLED / "ar"),
         model={"vocab_size": 1056, "head_dim": 16, **SHAPE},
+        variants={
+            "ar": {},
+            "ar-top3": {"conditioning": "top-3"},
+            "ar-top1": {"conditioning": "top-1"},
+        },
         pairs=800,
         rows=8,
+        region=64,
+        extra=0,
+        block_sizes=(2, 4, 8),
+        weight_floor=0.1,
+        eos_block_share=0.1,
+        optimizer="muon",
+        lr=0.015,
+        schedule="wsd",
         steps=4,
         warmup=1,
+        eval_batches=1,
     )

@@ -28,6 +28,17 @@ def test_a_short_last_unit_is_masked_whole() -> None:
     assert 0.3 < tail.all(-1).float().mean() < 0.7
 
 
+@pytest.mark.parametrize("offset", [1, 3, 4, 7])
+def test_an_offset_shifts_the_units_and_what_is_in_front_is_one_of_its_own(offset: int) -> None:
+    masked = mask_units(300, 26, 4, torch.full((300,), 0.5), generator(), offset=offset)
+    assert masked.shape == (300, 26)
+    first = offset % 4  # the short unit in front
+    for start, stop in ((0, first), *((i, min(i + 4, 26)) for i in range(first, 26, 4))):
+        unit = masked[:, start:stop]
+        assert (unit.all(-1) == unit.any(-1)).all() or start == stop
+    assert 0.4 < masked.float().mean() < 0.6
+
+
 def test_the_masked_share_is_t() -> None:
     for t in (0.2, 0.5, 0.9):
         masked = mask_units(2000, 64, 4, torch.full((2000,), t), generator())

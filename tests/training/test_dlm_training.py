@@ -13,20 +13,18 @@ import torch
 
 from codila.models.loading import load_dlm
 from codila.training.dlm import DLMRecipe, DLMTraining, masked_nll, train_dlm
-from codila.training.engine import Loop, NonFiniteLoss
+from codila.training.engine import Loop, NonFiniteLoss, Part
 from codila.training.export import export_dlm
 
 
 def loop_of(recipe: DLMRecipe, folder: Path) -> Loop:
     training = DLMTraining(recipe)
-    return Loop(
-        training.model,
-        dataclasses.replace(recipe.loop(), checkpoint_every=2, log_every=1, eval_every=100),
-        dataclasses.asdict(recipe),
-        folder,
-        training.batch_loss,
-        training.evaluate,
-    )
+    config = dataclasses.replace(recipe.loop(), checkpoint_every=2, log_every=1, eval_every=100)
+    return Loop(training, config, dataclasses.asdict(recipe), folder)
+
+
+def state_of(loop: Loop) -> dict[str, torch.Tensor]:
+    return loop.task.module.state_dict()
 
 
 def test_masked_nll_reads_the_hidden_state_before_the_position(dlm_recipe: DLMRecipe) -> None:
@@ -49,7 +47,7 @@ def test_loss_is_the_weighted_nelbo(dlm_recipe: DLMRecipe) -> None:
     from codila.training.corruption import mask_units, stratified_times
 
     training = DLMTraining(dlm_recipe)
-    loss, _, tokens = training.batch_loss(3)
+    (part,) = training.batch_loss(training.module, 3, 3)
     batch = training.train(3)
     generator = torch.Generator().manual_seed(3)
     rows, length = batch.answer.shape
@@ -63,8 +61,8 @@ def test_loss_is_the_weighted_nelbo(dlm_recipe: DLMRecipe) -> None:
             count += weight
             if masked[r, j]:
                 total += weight * next(nll) / max(t[r].item(), 0.1)
-    assert loss.item() == pytest.approx(total / count, rel=1e-4)
-    assert tokens == batch.ids.numel()
+    assert part.loss.item() == pytest.approx(total / count, rel=1e-4)
+    assert part.tokens == batch.ids.numel()
 
 
 def test_a_killed_run_resumed_equals_the_unbroken_one(
@@ -82,22 +80,22 @@ def test_a_killed_run_resumed_equals_the_unbroken_one(
     second = loop_of(dlm_recipe, tmp_path / "broken")
     assert second.step == 2
     second.run()
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(value, second.model.state_dict()[name]), name
+    for name, value in state_of(whole).items():
+        assert torch.equal(value, state_of(second)[name]), name
     steps = [json.loads(line)["step"] for line in (tmp_path / "broken/log.jsonl").open()]
     assert steps == sorted(steps)
 
 
 def test_sigterm_saves_and_the_run_goes_on(dlm_recipe: DLMRecipe, tmp_path: Path) -> None:
     loop = loop_of(dlm_recipe, tmp_path)
-    step = loop.batch_loss
+    whole = loop.task.batch_loss
 
-    def interrupted(index: int):
+    def interrupted(module, index: int, step: int):
         if index == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return step(index)
+        return whole(module, index, step)
 
-    loop.batch_loss = interrupted
+    loop.task.batch_loss = interrupted
     with pytest.raises(SystemExit, match="stopped at step 4"):
         loop.run()
     assert loop_of(dlm_recipe, tmp_path).step == 4
@@ -114,11 +112,17 @@ def test_another_recipe_in_the_same_folder_is_refused(
 
 def test_a_loss_that_is_no_number_stops_the_run(dlm_recipe: DLMRecipe, tmp_path: Path) -> None:
     loop = loop_of(dlm_recipe, tmp_path)
-    loop.batch_loss = lambda step: (torch.tensor(float("nan"), requires_grad=True), {}, 1)
-    before = {k: v.clone() for k, v in loop.model.state_dict().items()}
-    with pytest.raises(NonFiniteLoss, match="step 0"):
+
+    def broken(module, index: int, step: int):
+        yield Part(torch.tensor(float("nan"), requires_grad=True), {}, True, 1)
+
+    loop.task.batch_loss = broken
+    before = {k: v.clone() for k, v in state_of(loop).items()}
+    with pytest.raises(NonFiniteLoss, match="step 0: .*; the batch is in"):
         loop.run()
-    assert all(torch.equal(v, before[k]) for k, v in loop.model.state_dict().items())
+    assert all(torch.equal(v, before[k]) for k, v in state_of(loop).items())
+    saved = torch.load(tmp_path / "bad-batch-0-0.pt")
+    assert torch.equal(saved["ids"], loop.task.train(0).ids)
 
 
 def test_a_save_that_fails_leaves_the_old_checkpoint(
@@ -127,15 +131,74 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(
     loop = loop_of(dlm_recipe, tmp_path)
     loop.save()
 
-    def full_disk(payload, path):
-        Path(path).write_bytes(b"half")
+    def full_disk(payload, file):
+        file.write(b"half")
         raise OSError(28, "No space left on device")
 
+    loop._train_step()
     monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="checkpoint-1.pt could not be written, what was there is"):
         loop.save()
     monkeypatch.undo()
+    assert sorted(p.name for p in tmp_path.glob("checkpoint*")) == ["checkpoint-0.pt"]
     assert loop_of(dlm_recipe, tmp_path).step == 0
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_the_first_step(
+    dlm_recipe: DLMRecipe, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError):
+        loop_of(dlm_recipe, tmp_path / "file")
+
+
+def test_the_last_checkpoints_are_kept(dlm_recipe: DLMRecipe, tmp_path: Path) -> None:
+    loop = loop_of(dlm_recipe, tmp_path)
+    loop.config = dataclasses.replace(loop.config, keep_checkpoints=2, checkpoint_every=1)
+    loop.run()
+    names = sorted(p.name for p in tmp_path.glob("checkpoint*"))
+    assert names == ["checkpoint-5.pt", "checkpoint-6.pt"]
+
+
+def test_the_average_of_the_weights_is_what_is_handed_out(
+    dlm_recipe: DLMRecipe, tmp_path: Path
+) -> None:
+    """By its definition, step by step; a resumed run goes on with the same average."""
+    config = dataclasses.replace(dlm_recipe.loop(), ema=0.5, steps=5, checkpoint_every=100)
+    whole = Loop(DLMTraining(dlm_recipe), config, {}, tmp_path)
+    mean = [p.detach().clone() for p in whole.trained]
+    for _ in range(3):
+        whole._train_step()
+        mean = [0.5 * m + 0.5 * p.detach() for m, p in zip(mean, whole.trained, strict=True)]
+    for kept, expected in zip(whole.ema, mean, strict=True):
+        torch.testing.assert_close(kept, expected)
+    whole.save()
+    resumed = Loop(DLMTraining(dlm_recipe), config, {}, tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(whole.ema, resumed.ema, strict=True))
+    whole.run()
+    assert all(torch.equal(p, m) for p, m in zip(whole.trained, whole.ema, strict=True))
+    (tmp_path / "checkpoint-5.pt").unlink()
+    resumed.run()
+    for name, value in state_of(whole).items():
+        assert torch.equal(value, state_of(resumed)[name]), name
+
+
+def test_accumulated_micro_batches_are_one_large_batch(
+    dlm_recipe: DLMRecipe, tmp_path: Path
+) -> None:
+    """The gradient of a step is the mean of the gradients of its micro-batches."""
+    loop = loop_of(dlm_recipe, tmp_path)
+    loop.config = dataclasses.replace(loop.config, accumulate=3, grad_clip=1e9)
+    expected = [torch.zeros_like(p) for p in loop.trained]
+    for index in (0, 1, 2):
+        (part,) = loop.task.batch_loss(loop.task.module, index, 0)
+        for total, grad in zip(
+            expected, torch.autograd.grad(part.loss / 3, loop.trained), strict=True
+        ):
+            total += grad
+    loop._train_step()
+    for p, grad in zip(loop.trained, expected, strict=True):
+        torch.testing.assert_close(p.grad, grad, rtol=1e-4, atol=1e-6)
 
 
 def test_training_lowers_the_loss_and_the_export_loads(
@@ -158,8 +221,8 @@ def test_init_starts_from_a_checkpoint(dlm_recipe: DLMRecipe, dlm_folder: Path) 
     expected = load_dlm(dlm_folder).state_dict()
     assert all(torch.equal(v, expected[k]) for k, v in training.model.state_dict().items())
     assert training.model.training
-    loss, _, _ = training.batch_loss(0)
-    loss.backward()
+    (part,) = training.batch_loss(training.module, 0, 0)
+    part.loss.backward()
     assert all(p.grad is not None for p in training.model.parameters())
 
 
