@@ -20,9 +20,9 @@ from codila.cli_inputs import (
     DTYPES,
     generation_config,
     load_pair,
-    parse_assignments,
     read_config,
     read_prompt,
+    recipe_changes,
     recipe_folder,
     wrong_types_are_values,
 )
@@ -330,7 +330,7 @@ def _train_dlm(
         from codila.training.dlm import DLMRecipe, train_dlm
         from codila.training.export import export_dlm
 
-        changes = parse_assignments(assignments or []) | {"steps": steps, "seed": seed}
+        changes = recipe_changes(assignments, steps=steps, seed=seed)
         with wrong_types_are_values("the recipe"):
             recipe = load_recipe(DLMRecipe, "dlm", config, changes)
         recipe = dataclasses.replace(recipe, tokenizer=recipe_folder("tokenizer", recipe.tokenizer))
@@ -359,7 +359,7 @@ def _train_ar(
         from codila.training.distributed import World
         from codila.training.export import export_ars
 
-        changes = parse_assignments(assignments or []) | {"steps": steps, "seed": seed}
+        changes = recipe_changes(assignments, steps=steps, seed=seed)
         with wrong_types_are_values("the recipe"):
             recipe = load_recipe(ARRecipe, "ar", config, changes)
         folders: dict[str, Any] = {
@@ -371,7 +371,7 @@ def _train_ar(
         world = World.join()
         try:
             training = train_ar(recipe, output, world)
-            for folder in export_ars(training, output) if world.is_main else ():
+            for folder in export_ars(training, output):
                 typer.echo(f"checkpoint: {folder}")
         finally:
             world.leave()

@@ -93,6 +93,12 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     return values
 
 
+def recipe_changes(assignments: list[str] | None, **named: Any) -> dict[str, Any]:
+    """What --set and the options that were given change of a recipe."""
+    given = {name: value for name, value in named.items() if value is not None}
+    return parse_assignments(assignments or []) | given
+
+
 def generation_config(
     pair: Pair, from_file: dict[str, Any], given: dict[str, Any], base: bool
 ) -> GenerationConfig:

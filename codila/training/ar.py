@@ -8,6 +8,7 @@ side on the same DLM forwards, each fed in training what it is fed in decoding.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from codila.training.ar_recipe import ARRecipe
 from codila.training.blocks import MaskedBlocks, MaskedRows, blocks_of, corrupt
 from codila.training.corruption import stratified_times
 from codila.training.data import Batch
-from codila.training.distributed import World, shard_frozen
+from codila.training.distributed import World, gathered, shard_frozen, whole_state
 from codila.training.engine import Loop, Part
 from codila.training.sources import corpora
 
@@ -48,6 +49,11 @@ class BlockLoss(nn.Module):
         self, name: str, rows: MaskedRows, blocks: MaskedBlocks, top_k: int | None = None
     ) -> Tensor:
         """Nats ``[n, B]`` of every token of every block under one model, teacher-forced."""
+        return self._nll(name, rows, blocks, top_k)  # where sharded, this door gathers the weights
+
+    def _nll(
+        self, name: str, rows: MaskedRows, blocks: MaskedBlocks, top_k: int | None = None
+    ) -> Tensor:
         decoder, (n, size) = self.decoders[name], blocks.ids.shape
         columns = torch.cat([blocks.rows, blocks.window_rows], dim=1).flatten()
         ids = torch.cat([blocks.ids, blocks.window_ids], dim=1).flatten()
@@ -72,7 +78,7 @@ class BlockLoss(nn.Module):
         total = rows.logits.new_zeros((), dtype=torch.float32)
         figures = {}
         for name, (blocks, weight) in chunks.items():
-            nll = self.nll(name, rows, blocks)
+            nll = self._nll(name, rows, blocks)
             total = total + (nll.sum(-1) * weight).sum()
             real = nll.detach()[weight > 0]
             figures[f"{name}/B{blocks.ids.shape[1]}"] = (real.sum().item(), float(real.numel()))
@@ -99,6 +105,7 @@ class ARTraining:
         self.held_out = sources.held_out_batches(16, eos, seed=1, **options)
         if recipe.shard == "all":
             shard_frozen(self.dlm)
+        self.skeletons = {} if recipe.shard == "none" else _skeletons(start.models)
 
     def metadata(self, name: str) -> ARMetadata:
         """What a decoder must know of a variant."""
@@ -112,6 +119,18 @@ class ARTraining:
             window=own.window,
             name=self.recipe.dlm,
         )
+
+    def trained(self) -> dict[str, Any]:
+        """The models by variant, whole; every process must ask, and the first gets them."""
+        if not self.skeletons:
+            return {name: self.models[name] for name in self.recipe.variants}
+        state = whole_state(self.module)
+        for name, model in self.skeletons.items() if self.world.is_main else ():
+            head = f"models.{name}."
+            own = {k.removeprefix(head): v for k, v in state.items() if k.startswith(head)}
+            model.load_state_dict(own, assign=True)
+            model.tie_weights()
+        return self.skeletons
 
     def masked_rows(self, batch: Batch, step: int, generator: torch.Generator) -> MaskedRows:
         """A training batch, corrupted as the recipe says, after the DLM's forward."""
@@ -234,6 +253,7 @@ class ARTraining:
         """A held-out prompt, decoded by every model."""
         from codila.generation import generate
 
+        gathered(self.module)
         batch, texts = self.held_out(0), []
         first = int(batch.padding[0])
         prompt = batch.ids[:1, first : batch.prompt_length].to(self.world.device)
@@ -269,6 +289,11 @@ def _piece(
         if f.name != "tokens"
     }
     return MaskedBlocks(**cut, tokens=blocks.tokens), weight[piece]
+
+
+def _skeletons(models: dict[str, Any]) -> dict[str, Any]:
+    """The models without their weights, to be filled when training is over."""
+    return {name: copy.deepcopy(model).to("meta") for name, model in models.items()}
 
 
 def _layers(model: Any) -> list[nn.Module]:

@@ -14,7 +14,7 @@ T = TypeVar("T")
 def load_recipe(cls: type[T], kind: str, name_or_file: str, overrides: dict[str, Any]) -> T:
     """A ``cls`` from ``codila/training/configs/{kind}-{name}.json`` or from a JSON file.
 
-    ``overrides`` that are not None replace values of the file.
+    ``overrides`` replace values of the file.
 
     Raises:
         ValueError: no such recipe or file, not JSON, or a key that ``cls`` does not have.
@@ -31,7 +31,7 @@ def load_recipe(cls: type[T], kind: str, name_or_file: str, overrides: dict[str,
         values = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{name_or_file} is not JSON: {error}") from error
-    values |= {k: v for k, v in overrides.items() if v is not None}
+    values |= overrides
     known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(set(values) - known)
     if unknown:

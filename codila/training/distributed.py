@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import (
     FSDPModule,
     MixedPrecisionPolicy,
@@ -80,14 +81,31 @@ def shard(module: nn.Module, layers: list[nn.Module], precision: str) -> None:
     for layer in layers:
         fully_shard(layer, mp_policy=policy)
     fully_shard(module, mp_policy=policy, reshard_after_forward=False)
+    for name in ("nll",):  # what is called beside `forward`
+        if hasattr(module, name):
+            register_fsdp_forward_method(module, name)
+
+
+def gathered(module: nn.Module) -> None:
+    """Make the weights that belong to no layer whole, for a call past the module's own doors."""
+    if isinstance(module, FSDPModule):
+        module.unshard()
+
+
+def whole_state(module: nn.Module) -> dict[str, Tensor]:
+    """The state of a module on the CPU, whole, in the first process (empty in the others)."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return dict(get_model_state_dict(module, options=options))  # type: ignore[arg-type]
 
 
 def shard_frozen(dlm: Any) -> None:
-    """FSDP of a DLM that is only run: `body` and the head gather what they need."""
+    """FSDP of a DLM that is only run: `body` gathers a layer at a time.
+
+    The embeddings and the head, which may be tied, stay whole once they have been gathered.
+    """
     for layer in dlm.model.layers:
         fully_shard(layer)
-    fully_shard(dlm.lm_head)
-    fully_shard(dlm)
+    fully_shard(dlm, reshard_after_forward=False)
     register_fsdp_forward_method(dlm, "body")
 
 

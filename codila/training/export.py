@@ -24,9 +24,13 @@ def export_dlm(model: DreamModel, tokenizer_folder: str, folder: Path) -> None:
 
 
 def export_ars(training: ARTraining, folder: Path) -> list[Path]:
-    """One folder per variant (``ar``, ...) under ``folder``, with codila.json; adapters merged."""
+    """One folder per variant (``ar``, ...) under ``folder``, with codila.json; adapters merged.
+
+    Every process must call it; the first one writes.
+    """
     folders = []
-    for name, model in training.models.items():
+    models = training.trained()
+    for name, model in models.items() if training.world.is_main else ():
         with written_whole(folder / name) as scratch:
             write_ar(_narrow(_merged(model)), training.metadata(name), scratch)
             (scratch / "generation_config.json").unlink(missing_ok=True)

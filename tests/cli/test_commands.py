@@ -63,7 +63,8 @@ def tiny_recipes(tmp_path) -> dict[str, str]:
             "tokenizer": str(pretrained / "ar"),
             "model": SHAPE | {"vocab_size": 1056, "head_dim": 8},
             "dlm": str(tmp_path / "run-dlm" / "dlm"),
-            "conditioning": ["soft"],
+            "region": 64,
+            "optimizer": "muon",
         },
     }
     files = {}
