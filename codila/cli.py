@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -346,14 +347,28 @@ def _train_ar(
     steps: Steps = None,
     seed: TrainSeed = None,
     assignments: Set = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show three examples with their masks and the first loss."),
+    ] = False,
+    estimate: Annotated[
+        bool,
+        typer.Option("--estimate", help="Memory and work of a step; reads configurations only."),
+    ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option("--push-to-hub", metavar="REPO", help="Upload the model, REPO-NAME if many."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Train AR models on a DLM's soft tokens; the checkpoints are OUTPUT/ar, or one per variant.
 
-    Several processes are started by torchrun: `torchrun --nproc-per-node 8 -m codila.cli train ar`.
+    Many processes are started by torchrun: `torchrun --nproc-per-node 8 -m codila.cli train ar`.
     """
     with _errors_on_one_line(debug):
-        from codila.training.ar import train_ar
+        from codila.models.ar import upload_ar
+        from codila.training import dry_run as dry_runs
+        from codila.training.ar import ARTraining, train_ar
         from codila.training.ar_recipe import ARRecipe
         from codila.training.config import load_recipe
         from codila.training.distributed import World
@@ -368,11 +383,20 @@ def _train_ar(
             if (value := getattr(recipe, key)) is not None
         }
         recipe = dataclasses.replace(recipe, **folders)
+        if estimate:
+            typer.echo(dry_runs.sizes(recipe, int(os.environ.get("WORLD_SIZE", 1))))
+            return
         world = World.join()
         try:
+            if dry_run:
+                typer.echo(dry_runs.examples(ARTraining(recipe, world)))
+                return
             training = train_ar(recipe, output, world)
             for folder in export_ars(training, output):
                 typer.echo(f"checkpoint: {folder}")
+                if push is not None:
+                    name = push if len(recipe.variants) == 1 else f"{push}-{folder.name}"
+                    typer.echo(f"uploaded: {upload_ar(folder, name)}")
         finally:
             world.leave()
 

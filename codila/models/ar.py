@@ -174,11 +174,16 @@ def save_ar(
 
 def push_ar(model: Any, repo_id: str, *, tokenizer: Any = None, private: bool = False) -> str:
     """Upload what `save_ar` writes to a model repository of the hub; returns its address."""
-    api = HfApi()
-    address = str(api.create_repo(repo_id, private=private, exist_ok=True))
     with tempfile.TemporaryDirectory() as scratch:
         save_ar(model, Path(scratch) / "ar", tokenizer=tokenizer)
-        api.upload_folder(repo_id=repo_id, folder_path=Path(scratch) / "ar")
+        return upload_ar(Path(scratch) / "ar", repo_id, private=private)
+
+
+def upload_ar(folder: Path, repo_id: str, *, private: bool = False) -> str:
+    """Upload a folder that `save_ar` wrote; returns the repository's address."""
+    api = HfApi()
+    address = str(api.create_repo(repo_id, private=private, exist_ok=True))
+    api.upload_folder(repo_id=repo_id, folder_path=folder)
     return address
 
 

@@ -18,10 +18,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from codila.block_decoder import BlockDecoder
 from codila.conditioning import parse_conditioning, soft_tokens
 from codila.models.ar import ARMetadata
+from codila.training import estimate
 from codila.training.ar_models import StartingPoint, starting_point
 from codila.training.ar_recipe import ARRecipe
 from codila.training.blocks import MaskedBlocks, MaskedRows, blocks_of, corrupt
@@ -118,6 +120,18 @@ class ARTraining:
             conditioning=own.conditioning,
             window=own.window,
             name=self.recipe.dlm,
+        )
+
+    def needs(self, steps: int) -> str:
+        """Memory of a step, and the time of ``steps`` of them at this machine's rate."""
+        models = {name: self.models[name] for name in self.recipe.variants}
+        parts = estimate.memory(self.recipe, self.dlm, models, self.world.size)
+        work = estimate.work(self.recipe, self.dlm, models)
+        dtype = torch.bfloat16 if self.recipe.precision == "bf16" else torch.float32
+        seconds = work * steps / estimate.rate(self.world.device, dtype)
+        return (
+            f"{estimate.table(parts, work)}\n{steps} steps, at the rate of a matrix product here: "
+            f"at least {seconds / 60:.1f} minutes"
         )
 
     def trained(self) -> dict[str, Any]:
@@ -309,5 +323,8 @@ def train_ar(recipe: ARRecipe, folder: Path, world: World | None = None) -> ARTr
     """Train (or resume) in ``folder``; the models are in ``.models`` by variant."""
     training = ARTraining(recipe, world, folder)
     configuration = dataclasses.asdict(recipe) | {"data_sha256": training.data_sha256}
-    Loop(training, recipe.loop(), configuration, folder, training.world).run()
+    loop = Loop(training, recipe.loop(), configuration, folder, training.world)
+    if training.world.is_main:
+        tqdm.write(training.needs(steps=recipe.steps - loop.step))
+    loop.run()
     return training

@@ -26,7 +26,7 @@ class MaskedRows:
     Attributes:
         logits: ``[n, Vd]`` of the n masked positions that are read, already shifted.
         row_of: ``[R, L]`` int64, which row of ``logits`` a column has; -1 where it has none.
-        ids: ``[R, L]`` the batch as it was before the corruption.
+        ids: ``[R, L]`` the batch as it was before the corruption; seen: as the DLM read it.
         padding: ``[R]`` columns in front of each prompt that are no tokens.
         eligible: ``[R, U]`` units that are trained on, masked or not.
         masked: ``[R, U]`` units that are masked.
@@ -39,6 +39,7 @@ class MaskedRows:
     logits: Tensor
     row_of: Tensor
     ids: Tensor
+    seen: Tensor
     padding: Tensor
     eligible: Tensor
     masked: Tensor
@@ -111,14 +112,14 @@ def corrupt(
     chosen = masked[:, inside].view(rows, units, unit).all(-1)
     if not bool((chosen & eligible).any()):  # chance left nothing to train on
         masked[0, offset : offset + unit] = chosen[0, 0] = eligible[0, 0] = True
-    ids = batch.ids.clone()
-    ids[:, batch.prompt_length :][masked] = dlm.mask_token_id
+    seen = batch.ids.clone()
+    seen[:, batch.prompt_length :][masked] = dlm.mask_token_id
     device, mask = dlm.device, batch.attention_mask
-    hidden = dlm.body(ids.to(device), None if mask is None else mask.to(device))
+    hidden = dlm.body(seen.to(device), None if mask is None else mask.to(device))
     if not beside:
         masked = torch.zeros_like(masked)
         masked[:, inside] = (chosen & eligible).repeat_interleave(unit, dim=1)
-    holes = torch.zeros_like(ids, dtype=torch.bool)
+    holes = torch.zeros_like(seen, dtype=torch.bool)
     holes[:, batch.prompt_length :] = masked
     row_of = torch.where(holes, holes.flatten().cumsum(0).view_as(holes) - 1, -1)
     predicts = holes.roll(-dlm.shift, dims=1).to(device)  # the rows whose outputs are of holes
@@ -127,6 +128,7 @@ def corrupt(
         logits=logits,
         row_of=row_of.to(device),
         ids=batch.ids.to(device),
+        seen=seen.to(device),
         padding=batch.padding.to(device),
         eligible=eligible.to(device),
         masked=chosen.to(device),

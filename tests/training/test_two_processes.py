@@ -35,7 +35,7 @@ def torchrun(recipe: ARRecipe, folder: Path, *options: str) -> subprocess.Comple
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("shard", ["none", "ar", "all"])
+@pytest.mark.parametrize("shard", ["none", "all"])
 def test_losses_and_weights_are_those_of_one_process(
     ar_recipe: ARRecipe, tmp_path: Path, shard: str
 ) -> None:
@@ -53,8 +53,9 @@ def test_losses_and_weights_are_those_of_one_process(
     one = dataclasses.replace(recipe, accumulate=2)
     export_ars(train_ar(one, tmp_path / "one"), tmp_path / "one")
     two = dataclasses.replace(recipe, shard=shard)
-    done = torchrun(two, tmp_path / "two", "--steps", "2")  # and resumed for the rest
-    assert done.returncode == 0, done.stdout + done.stderr
+    if shard == "all":  # stopped after two steps, and resumed for the rest
+        done = torchrun(two, tmp_path / "two", "--steps", "2")
+        assert done.returncode == 0, done.stdout + done.stderr
     done = torchrun(two, tmp_path / "two")
     assert done.returncode == 0, done.stdout + done.stderr
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=2e-4)
