@@ -6,7 +6,7 @@ from setuptools import find_packages, setup
 
 BENCH = ["matplotlib>=3.8", "pandas>=2.0"]
 DEV = ["pytest>=8.0", "hypothesis>=6.100", "ruff>=0.9", "mypy>=1.13"]
-DEV += ["accelerate>=1.0", "peft>=0.14"]  # device maps, sharding and adapters are tested with them
+DEV += ["accelerate>=1.0", "peft>=0.14", "pyarrow>=15"]  # device maps, adapters, Parquet files
 
 setup(
     name="codila",
@@ -44,7 +44,7 @@ setup(
     extras_require={
         "bench": BENCH,
         "dev": DEV + BENCH,
-        "train": ["accelerate>=1.0", "datasets>=3.0", "peft>=0.14"],
+        "train": ["datasets>=3.0", "peft>=0.14", "pyarrow>=15"],
         "gguf": ["gguf>=0.10", "accelerate>=1.0"],
         "eval": ["lm-eval>=0.4"],
     },

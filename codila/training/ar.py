@@ -32,6 +32,7 @@ from codila.training.data import Batch
 from codila.training.distributed import World, gathered, shard_frozen, whole_state
 from codila.training.engine import Loop, Part
 from codila.training.sources import corpora
+from codila_kernels import vocab_stats
 
 
 class BlockLoss(nn.Module):
@@ -258,10 +259,13 @@ class ARTraining:
 
     def _independent(self, rows: MaskedRows, blocks: MaskedBlocks) -> Tensor:
         """NLL ``[n, B]`` of the blocks' tokens under the DLM's marginals, each on its own."""
-        logits = rows.logits[:, : self.bridge.valid_vocab].float().clone()
-        logits[:, list(self.bridge.banned_ids)] = -torch.inf
-        nll = F.cross_entropy(logits[blocks.rows.flatten()], blocks.ids.flatten(), reduction="none")
-        return nll.view_as(blocks.ids)
+        vocabulary: dict[str, Any] = {
+            "valid_vocab": self.bridge.valid_vocab,
+            "banned_ids": self.bridge.banned_ids,
+        }
+        lse = vocab_stats(rows.logits, **vocabulary).lse
+        own = rows.logits[blocks.rows, blocks.ids].float()
+        return lse[blocks.rows] - own
 
     def sample(self) -> str:
         """A held-out prompt, decoded by every model."""

@@ -38,12 +38,12 @@ def memory(
     share = {"none": 1, "ar": processes, "all": processes}[recipe.shard]
     dlm_share = processes if recipe.shard == "all" else 1
     width = dlm.lm_head.weight.element_size()
+    held = [p for model in models.values() for p in model.parameters()]
     total = {
         "DLM weights": sum(p.numel() * p.element_size() for p in dlm.parameters()) // dlm_share,
-        "AR weights": sum(p.numel() * p.element_size() for m in models.values() for p in m.parameters())
-        // share,
-    }  # fmt: skip
-    trained = sum(p.numel() for m in models.values() for p in m.parameters() if p.requires_grad)
+        "AR weights": sum(p.numel() * p.element_size() for p in held) // share,
+    }
+    trained = sum(p.numel() for p in held if p.requires_grad)
     total["gradients"] = 4 * trained // share
     states = 2 if recipe.optimizer == "adamw" else 1
     total["optimizer"] = 4 * trained * states // share
@@ -54,7 +54,7 @@ def memory(
     # a layer's tensors while it runs: residual, normed, q, k, v, attention, the FFN's three
     layer = 6 * config.hidden_size + 3 * config.intermediate_size
     total["DLM activations"] = columns * layer * width
-    total["DLM logits"] = 2 * rows * length * config.vocab_size * width
+    total["DLM logits"] = rows * length * config.vocab_size * width
     total["AR activations"] = sum(_ar_activations(recipe, n, m) for n, m in models.items())
     return total
 

@@ -83,10 +83,9 @@ def test_lines_that_are_no_json_keep_their_number(tmp_path: Path) -> None:
 
 def test_parquet_rows(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet
-
+    parquet = pytest.importorskip("pyarrow.parquet")
     rows = [{"prompt": f"q{i}", "response": f"a{i}"} for i in range(3000)]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     got = list(read(str(tmp_path / "a.parquet")))
     assert [located.value for located in got] == rows
     assert got[2999].place.endswith("a.parquet, row 3000")
