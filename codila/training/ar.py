@@ -49,13 +49,16 @@ class BlockLoss(nn.Module):
         self.bridge = start.bridge
 
     def nll(
-        self, name: str, rows: MaskedRows, blocks: MaskedBlocks, top_k: int | None = None
+        self, name: str, rows: MaskedRows, blocks: MaskedBlocks, fed: str | None = None
     ) -> Tensor:
-        """Nats ``[n, B]`` of every token of every block under one model, teacher-forced."""
-        return self._nll(name, rows, blocks, top_k)  # where sharded, this door gathers the weights
+        """Nats ``[n, B]`` of every token of every block under one model, teacher-forced.
+
+        ``fed`` is a conditioning in place of the model's own.
+        """
+        return self._nll(name, rows, blocks, fed)  # where sharded, this door gathers the weights
 
     def _nll(
-        self, name: str, rows: MaskedRows, blocks: MaskedBlocks, top_k: int | None = None
+        self, name: str, rows: MaskedRows, blocks: MaskedBlocks, fed: str | None = None
     ) -> Tensor:
         decoder, (n, size) = self.decoders[name], blocks.ids.shape
         columns = torch.cat([blocks.rows, blocks.window_rows], dim=1).flatten()
@@ -65,7 +68,7 @@ class BlockLoss(nn.Module):
             decoder.table,
             self.bridge,
             rows=columns.clamp_min(0),
-            top_k=top_k or parse_conditioning(self.recipes[name].conditioning),
+            top_k=parse_conditioning(fed or self.recipes[name].conditioning),
             known_ids=ids,
             known=columns < 0,
         ).view(n, -1, decoder.table.shape[1])
@@ -210,7 +213,7 @@ class ARTraining:
     def _validate(self, size: int) -> dict[str, float]:
         """NLL at t = 0.25, 0.5 and 0.9 and by place in the block, the mean weighted by t.
 
-        ``dlm`` is the DLM's own, independent NLL of the same tokens, ``NAME/hard`` that of the
+        ``dlm`` is the DLM's own, independent NLL of the same tokens, ``NAME/top-1`` that of the
         model fed the DLM's arg-max tokens: the gain over the first is what coherence brings, over
         the second what softness brings. ``perplexity`` is exp of the weighted mean (Figure 3).
         """
@@ -242,8 +245,9 @@ class ARTraining:
                         continue
                     for place, value in enumerate(nll.sum(0).tolist()):
                         add(f"{name}/place{place + 1}", value * size)
-                    hard = self.module.nll(name, rows, blocks, top_k=1)
-                    add(f"{name}/hard@{ratio}", hard.sum().item())
+                    for fed in recipe.also_fed:
+                        nll = self.module.nll(name, rows, blocks, fed)
+                        add(f"{name}/{fed}", nll.sum().item())
         figures = {}
         for name in ("dlm", *named):
             at = {r: sums[f"{name}@{r}"] / sums[f"count@{r}"] for r in ratios}
@@ -254,7 +258,7 @@ class ARTraining:
         for key, value in sums.items():
             name, _, kind = key.partition("/")
             if kind:
-                figures[f"{name}/B{size}/{kind.partition('@')[0]}"] = value / sums["count@0.5"]
+                figures[f"{name}/B{size}/{kind}"] = value / sums["count@0.5"]
         return figures
 
     def _independent(self, rows: MaskedRows, blocks: MaskedBlocks) -> Tensor:

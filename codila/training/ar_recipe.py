@@ -59,6 +59,9 @@ class ARRecipe:
     bf16: autocast), ``ema`` (decay, 0: off), ``shard`` (none: DDP; ar: FSDP; all: the DLM too),
     ``chunk_blocks`` (blocks per AR forward, 0: all; the memory of a step follows it),
     ``activation_checkpointing``, ``compile``.
+
+    The curves: ``also_fed`` are the conditionings that the validation feeds to every model beside
+    its own, ``eval_batches`` the batches of 16 that it reads.
     """
 
     dlm: str
@@ -113,13 +116,14 @@ class ARRecipe:
     log_every: int = 10
     eval_every: int = 250
     eval_batches: int = 6
+    also_fed: tuple[str, ...] = ("top-1",)
     checkpoint_every: int = 250
     keep_checkpoints: int = 1
     sample_every: int = 0
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("data", "block_sizes", "t_range", "window", "boundaries"):
+        for name in ("data", "block_sizes", "t_range", "window", "boundaries", "also_fed"):
             value = getattr(self, name)
             if isinstance(value, list):  # as JSON has it
                 object.__setattr__(self, name, tuple(value))
@@ -127,6 +131,8 @@ class ARRecipe:
                 object.__setattr__(self, name, (value,))
             elif isinstance(value, int) and name == "block_sizes":
                 object.__setattr__(self, name, (value,))
+        for fed in self.also_fed:
+            parse_conditioning(fed)
         self._check_choices()
         self._check_variants()
 

@@ -407,6 +407,13 @@ def _fill(target: Tensor, value: Tensor) -> None:
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Keys in which two recipes differ; what does not decide the weights may."""
     free = {"steps", "log_every", "eval_every", "checkpoint_every", "keep_checkpoints"}
-    free |= {"sample_every", "eval_batches", "shard", "compile", "activation_checkpointing"}
+    free |= {
+        "sample_every",
+        "eval_batches",
+        "also_fed",
+        "shard",
+        "compile",
+        "activation_checkpointing",
+    }
     keys = sorted((set(old) | set(new)) - free)
     return [k for k in keys if old.get(k) != new.get(k)]

@@ -200,7 +200,7 @@ def test_validation_prints_both_yardsticks_and_samples_are_decoded(
     training = train_ar(recipe, tmp_path)
     record = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["validation"]
     for size in (2, 4, 8):
-        assert {f"dlm/B{size}", f"ar/B{size}", f"ar/B{size}/hard"} <= set(record)
+        assert {f"dlm/B{size}", f"ar/B{size}", f"ar/B{size}/top-1"} <= set(record)
         assert {f"ar/B{size}@0.25", f"ar/B{size}@0.9"} <= set(record)
         places = [record[f"ar/B{size}/place{j + 1}"] for j in range(size)]
         assert sum(places) / size == pytest.approx(record[f"ar/B{size}"], rel=1e-3)
