@@ -20,14 +20,16 @@ def encode_corpus(
     split: str = "train",
     max_prompt: int = 64,
     max_body: int = 64,
+    end: int | None = None,
 ) -> Corpus:
     """Draw ``n`` pairs and encode them; those over ``max_prompt`` or ``max_body`` are dropped.
 
-    ``tokenizer`` is a ``tokenizers.Tokenizer``, with the end token added or (straight from
-    ``train_tokenizer``) without, in which case the end token is the first id behind the base.
+    ``end`` closes every body; default the toy tokenizers' end token, which straight from
+    ``train_tokenizer`` is the first id behind the base.
     """
-    end = tokenizer.token_to_id(END)
-    end = tokenizer.get_vocab_size() if end is None else end
+    if end is None:
+        end = tokenizer.token_to_id(END)
+        end = tokenizer.get_vocab_size() if end is None else end
     prompts: list[Ragged] = []
     bodies: list[Ragged] = []
     drawn = pairs(split, n, seed)

@@ -93,8 +93,9 @@ class DLMTraining:
         self.layers: list[nn.Module] = list(self.model.model.layers)
         self.tokenizer = tokenizer
         backend, eos = tokenizer.backend_tokenizer, self.model.eos_token_id
-        train = encode_corpus(backend, recipe.pairs, recipe.seed, "train", max_body=recipe.region)
-        held_out = encode_corpus(backend, 2048, recipe.seed, "dev", max_body=recipe.region)
+        toy: dict[str, Any] = {"seed": recipe.seed, "max_body": recipe.region, "end": eos}
+        train = encode_corpus(backend, recipe.pairs, split="train", **toy)
+        held_out = encode_corpus(backend, 2048, split="dev", **toy)
         common = {"region": recipe.region, "full_region": recipe.full_region}
         self.train = Batches(train, recipe.rows, eos, seed=recipe.seed, **common)  # type: ignore[arg-type]
         self.held_out = Batches(held_out, 16, eos, seed=1, **common)  # type: ignore[arg-type]

@@ -52,10 +52,11 @@ def corpora(recipe: ARRecipe, start: StartingPoint, world: World, folder: Path |
         ValueError: too many malformed records, none within the limits, or too few to hold some out.
     """
     if recipe.data == ("toy",):
-        backend, most = start.ar_tokenizer.backend_tokenizer, recipe.region or 64
+        backend = start.tokenizer.backend_tokenizer
+        toy: dict[str, Any] = {"max_body": recipe.region or 64, "end": start.dlm.eos_token_id}
         return Sources(
-            encode_corpus(backend, recipe.pairs, recipe.seed, "train", max_body=most),
-            encode_corpus(backend, 2048, 0, "dev", max_body=most),
+            encode_corpus(backend, recipe.pairs, recipe.seed, "train", **toy),
+            encode_corpus(backend, 2048, 0, "dev", **toy),
         )
     corpus = _cached(recipe, start.tokenizer, start.dlm.eos_token_id, world, folder)
     count = len(corpus.prompts)
