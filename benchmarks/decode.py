@@ -127,11 +127,18 @@ def settings_of(preset_name: str, block_size: int, canvas: int | None) -> list[S
 
 
 def providers(preset: str) -> dict[str, Callable[[Setting], Run]]:
-    """Name -> decode; `base` is one schedule without the AR model at the same K."""
+    """Name -> decode; `base` is one schedule without the AR model at the same K.
+
+    On a GPU the parts of a step are timed by waiting for it, so there are also runs that do not.
+    """
     chosen: dict[str, Callable[[Setting], Run]] = {"exact": ours, "naive": naive, "dream": dream}
     for kind in ("prefix", "dual"):
         chosen[kind] = lambda s, kind=kind: ours(s, dlm_cache=kind, refresh_interval=8)
     chosen["base"] = lambda s: ours(s, schedule="entropy", tokens_per_step=s.block_size)
+    if preset in PRESETS and PRESETS[preset].device == "cuda":
+        chosen["exact, free"] = lambda s: ours(s, parts=False)
+        chosen["dual, free"] = lambda s: ours(s, False, dlm_cache="dual", refresh_interval=8)
+        chosen["graphs"] = lambda s: ours(s, parts=False, cuda_graphs=True)
     return chosen
 
 
@@ -217,13 +224,14 @@ def point_of(
         "peak_extra_mb": peak / 1e6,
         "over_floor": statistics.median(per_step) / floor,
     }
-    for part in ("body", "head", "choice", "ar"):
+    for part in ("body", "head", "choice", "ar") if any(r.parts for r in runs) else ():
         point[f"{part}_ms"] = (
             statistics.median(sum(r.parts.get(part, 0.0) for r in each) for each in rounds)
             / forwards
             * 1e3
         )
-    point["not_body"] = 1 - point["body_ms"] / point["step_ms"]
+    if "body_ms" in point:
+        point["not_body"] = 1 - point["body_ms"] / point["step_ms"]
     return point
 
 
@@ -312,6 +320,7 @@ def draw(points: list[Point], path: Path, preset: str) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 0.5 * len(points) + 1.5))
+    points = [p for p in points if "body_ms" in p]
     names = [f"{p['provider']}, B = {p['block_size']}" for p in points]
     left = [0.0] * len(points)
     for part in ("body", "head", "choice", "ar"):

@@ -87,8 +87,11 @@ class Setting:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def ours(setting: Setting, **options: Any) -> Run:
-    """`codila.generate`; without `schedule` static blocks."""
+def ours(setting: Setting, parts: bool = True, **options: Any) -> Run:
+    """`codila.generate`; without `schedule` static blocks.
+
+    Timing the ``parts`` waits for the device at each of them; without, the host runs ahead of it.
+    """
     watch, seen = Stopwatch(setting.dlm.device), SimpleNamespace(count=0, canvas=None)
     run_step = step.Step.__call__
 
@@ -109,7 +112,7 @@ def ours(setting: Setting, **options: Any) -> Run:
             (step, "soft_tokens", "head"),
             (step, "sample_tokens", "choice"),
             (BlockDecoder, "decode", "ar"),
-        ):
+        ) * parts:
             wrapped = watch.timed(part, getattr(place, name))
             stack.enter_context(mock.patch.object(place, name, wrapped))
         stack.enter_context(mock.patch.object(step.Step, "__call__", counted))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from codila.bridge import VocabularyBridge
+from codila.replay import constant
 
 Sampler = Callable[[int, Tensor], Tensor]
 """``(j, logits [M, valid_vocab]) -> ids [M]`` in the DLM's ids, for position j of each block."""
@@ -87,7 +88,8 @@ class BlockDecoder:
                 opening, closing = (int((order == row).nonzero()[-1]) for row in boundaries)
                 self.boundaries = (opening, closing)
         else:
-            self._rows = bridge.ar_rows()
+            rows = bridge.ar_rows()
+            self._rows = None if rows is None else rows.to(self._embedding.weight.device)
         needed = max([bridge.valid_vocab - 1, *bridge.id_map.values(), *(boundaries or ())]) + 1
         have = int(self._embedding.weight.size(0))
         if have < needed:
@@ -111,7 +113,7 @@ class BlockDecoder:
         if self.boundaries is None:
             parts.append(soft)
         else:
-            ids = torch.tensor(self.boundaries, device=soft.device)
+            ids = constant(self.boundaries, soft.device)
             opening, closing = self._embedding(ids).to(soft.dtype)[:, None, None].unbind(0)
             shape = (soft.shape[0], 1, -1)
             parts += [opening.expand(shape), soft, closing.expand(shape)]
@@ -183,12 +185,12 @@ class BlockDecoder:
         return out
 
     def _ar_ids(self, ids: Tensor) -> Tensor:
-        return ids if self._rows is None else self._rows.to(ids.device)[ids]
+        return ids if self._rows is None else self._rows[ids]
 
     def _in_dlm_order(self, weight: Tensor) -> Tensor:
         if self._rows is None:
             return weight[: self.bridge.valid_vocab]
-        return weight.index_select(0, self._rows.to(weight.device))
+        return weight.index_select(0, self._rows)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         bias = getattr(self._head, "bias", None)

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from codila.replay import constant
+
 
 class Candidates(NamedTuple):
     """The candidate blocks of every row: N rows, C blocks, B positions each.
@@ -168,7 +170,7 @@ class Canvas:
 
     def is_eos(self) -> Tensor:
         """``[N, n]`` bool: an end token stands there, whoever put it."""
-        return torch.isin(self.tokens, self.tokens.new_tensor(self.eos_token_ids))
+        return torch.isin(self.tokens, constant(self.eos_token_ids, self.tokens.device))
 
     def candidates(self, scope: int) -> Candidates:
         """The ``scope`` blocks from each row's frontier on; 0 is every block of the canvas.
@@ -200,7 +202,7 @@ class Canvas:
         tokens = torch.cat([self.tokens, self.tokens[:, :1]], dim=1)
         self.ids[:, self.prompt_length :] = tokens.scatter(1, target, ids)[:, :n]
         steps = torch.cat([self.step_of, self.step_of[:, :1]], dim=1)
-        self.step_of = steps.scatter(1, target, steps.new_full(target.shape, step))[:, :n]
+        self.step_of.copy_(steps.scatter(1, target, steps.new_full(target.shape, step))[:, :n])
 
     def fill_after_eos(self, step: int) -> None:
         """Fill a run of masks once everything left of its first committed EOS is known.

@@ -55,6 +55,9 @@ class GenerationConfig:
             frontier moves).
         window_blocks: a whole pass is due where the frontier has moved so many blocks; default
             ``scope_blocks``.
+        cuda_graphs: replay the DLM's body and the AR model's blocks from CUDA graphs, recorded in
+            the second step of a batch size. Models whose forwards ask the device for something
+            cannot be recorded.
         output_history: keep the canvas after every step.
     """
 
@@ -85,6 +88,7 @@ class GenerationConfig:
     dlm_cache: str = "none"
     refresh_interval: int | None = None
     window_blocks: int | None = None
+    cuda_graphs: bool = False
     output_history: bool = False
 
     def __post_init__(self) -> None:
@@ -119,7 +123,7 @@ class GenerationConfig:
         ):
             value = getattr(self, name)
             need(isinstance(value, float) or _is_int(value), name, "a number")
-        for name in ("eos_fill", "output_history", "skip_certain"):
+        for name in ("eos_fill", "output_history", "skip_certain", "cuda_graphs"):
             need(isinstance(getattr(self, name), bool), name, "True or False")
         need(self.schedule in SCHEDULES, "schedule", f"one of {sorted(SCHEDULES)}")
         need(not math.isnan(self.entropy_threshold), "entropy_threshold", "a number of nats")

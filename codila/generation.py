@@ -20,8 +20,12 @@ from codila.followers import Stopper, Stream
 from codila.integrations import custom_generate
 from codila.lengths import resize
 from codila.models.protocol import DiffusionLM
+from codila.replay import Recorder, cuda_graph
 from codila.schedules import SCHEDULES
 from codila.step import Ban, Step
+
+LOOK_EVERY = 4
+"""Steps between two looks at a device that the host would have to wait for."""
 
 
 @dataclasses.dataclass
@@ -133,7 +137,15 @@ def generate(
     banned = set(config.suppress_tokens or ())
     if expand is not None and not config.expand_budget:
         banned.add(expand)
-    step = Step(model, decoder, config, _chain(logits_processor), tuple(sorted(banned)))
+    step = Step(
+        model,
+        decoder,
+        config,
+        _chain(logits_processor),
+        tuple(sorted(banned)),
+        looks=_in_host_memory(canvas.ids),
+        recorder=_recorder(canvas.ids.device) if config.cuda_graphs else None,
+    )
     stopper = Stopper(stopping_criteria, canvas) if stopping_criteria else None
     streams = [Stream(s, canvas) for s in (streamer, diffusion_streamer) if s is not None]
     seeds = row_seeds(seed, canvas.ids.shape[0], canvas.ids.device)
@@ -183,6 +195,8 @@ class _Loop:
     def run(self, stopper: Stopper | None, streams: list[Stream]) -> GenerationOutput:
         # Every step commits at least one position of every unfinished row, so this always ends.
         most = self.canvas.length + 2 * (self.config.expand_budget or 0)
+        follows = bool(streams) or stopper is not None or self.room is not None
+        every = 1 if follows or self.step.looks else LOOK_EVERY
         unfinished = self.canvas.unfinished
         for index in range(most):
             seeds, bans = self.seeds[self.rows], self._bans()
@@ -202,36 +216,56 @@ class _Loop:
                 self.history.append(self.whole.seen_ids.clone())
             for stream in streams:
                 stream.step(self.whole, draft)
-            unfinished = canvas.unfinished
-            state = torch.stack([unfinished.all(), unfinished.any(), (canvas.tokens < 0).any()])
-            all_unfinished, some_unfinished, broken = state.tolist()
-            if broken:
-                _raise_broken(canvas, self.rows, index)
-            if not some_unfinished:
-                break
-            if not all_unfinished and self.room is None:
-                self.rows = self.rows[unfinished]
-                left = unfinished.nonzero().flatten()
-                self.canvas = canvas.select(left)
-                if self.step.cached is not None:
-                    self.step.cached.select(left)
-                unfinished = unfinished[unfinished]
+            if (index + 1) % every == 0 or index + 1 == most:
+                if not self._look(index):
+                    break
+            unfinished = self.canvas.unfinished
         else:
             raise AssertionError(f"rows {self.rows.tolist()} are not decoded after {most} steps")
         for stream in streams:
             stream.end(self.whole)
         return _output(self.whole, self.forwards, self.history)
 
+    def _look(self, index: int) -> bool:
+        """Whether anything is left to decode; rows that are done leave the batch."""
+        unfinished = self.canvas.unfinished
+        state = torch.stack([unfinished.sum(), (self.canvas.tokens < 0).any()])
+        count, broken = state.tolist()
+        if broken:
+            _raise_broken(self.canvas, self.rows, index)
+        if not count or self.room is not None:
+            return bool(count)
+        if not self.step.looks:  # where shapes are recorded, few of them: powers of two
+            count = 1 << (count - 1).bit_length()
+        if count < len(self.rows):
+            left = unfinished.to(torch.uint8).argsort(descending=True, stable=True)[:count]
+            left = left.sort().values
+            self.rows, self.canvas = self.rows[left], self.canvas.select(left)
+            if self.step.cached is not None:
+                self.step.cached.select(left)
+        return True
+
     def _bans(self) -> list[Ban]:
         canvas, bans = self.canvas, []
         if self.config.min_new_tokens:
             at = torch.arange(canvas.step_of.shape[1], device=canvas.ids.device)
             early = (at < self.config.min_new_tokens).expand(canvas.ids.shape[0], -1)
-            bans.append((list(canvas.eos_token_ids), early))
+            bans.append((canvas.eos_token_ids, early))
         if self.room is not None:
             full = (self.room < 1)[:, None].expand(-1, canvas.step_of.shape[1])
-            bans.append(([self.expand], full))
+            bans.append(((self.expand,), full))
         return bans
+
+
+def _in_host_memory(tensor: Tensor) -> bool:
+    """Whether the host may look at it without waiting for a device."""
+    return tensor.device.type == "cpu"
+
+
+def _recorder(device: torch.device) -> Recorder:
+    if device.type != "cuda":
+        raise ValueError(f"cuda_graphs=True: the models are on {str(device)!r}")
+    return cuda_graph
 
 
 def row_seeds(seed: Any, rows: int, device: torch.device) -> Tensor:
@@ -315,7 +349,7 @@ def _chain(processors: Any) -> Any:
 def _raise_broken(canvas: Canvas, rows: Tensor, index: int) -> None:
     line, position = (canvas.tokens < 0).nonzero()[0].tolist()
     raise FloatingPointError(
-        f"step {index}: no token can be drawn for row {int(rows[line])}, canvas position "
+        f"by step {index} no token can be drawn for row {int(rows[line])}, canvas position "
         f"{position}: the logits are NaN, or a processor left none above -inf"
     )
 

@@ -14,16 +14,23 @@ from codila.conditioning import parse_conditioning, soft_tokens, window_columns
 from codila.config import GenerationConfig
 from codila.dlm_cache import CachedBody
 from codila.models.protocol import DiffusionLM
+from codila.replay import Recorder, Replayed, constant
 from codila.schedules import SCHEDULES, Drafts, Statistics
 from codila.schedules.sampled import sampled_statistics
 from codila_kernels import VocabStats, head_stats, sample_tokens, vocab_stats
 
-Ban = tuple[list[int], Tensor]
+Ban = tuple[tuple[int, ...], Tensor]
 """Ids, and the canvas positions ``[N, n]`` (bool) where none of them may stand."""
 
 
 class Step:
-    """One step on a canvas: everything that does not change between steps is kept here."""
+    """One step on a canvas: everything that does not change between steps is kept here.
+
+    With ``looks`` the step asks its tensors what may be left out, which costs nothing where they
+    are in host memory. Without, its shapes are fixed and what was not chosen is dropped in the end:
+    nothing waits for the device, and ``recorder`` can turn the DLM's body and the AR model's
+    blocks into recordings.
+    """
 
     def __init__(
         self,
@@ -32,8 +39,14 @@ class Step:
         config: GenerationConfig,
         logits_processor: Any,
         banned_ids: tuple[int, ...] = (),
+        *,
+        looks: bool = True,
+        recorder: Recorder | None = None,
     ) -> None:
         self.model, self.decoder, self.config = model, decoder, config
+        self.looks = looks
+        self.body = Replayed(model.body, recorder)
+        self.write = Replayed(self._write, recorder)
         self.logits_processor = logits_processor
         self.window = (0, 0) if decoder is None else decoder.window
         self.cached = None
@@ -90,8 +103,7 @@ class Step:
         around = None
         if block.shape[1] and sum(self.window):  # as the DLM saw it: before anything is committed
             around = self._window(canvas, candidates, block, hidden, first, bans)
-        # on the host a look costs less than a draw that nobody keeps
-        if slots.shape[1] and (slots.device.type != "cpu" or bool((slots >= 0).any())):
+        if slots.shape[1] and not (self.looks and bool((slots < 0).all())):
             self._commit_slots(canvas, candidates, logits, slots, seeds, index)
         if block.shape[1]:
             if self.judge is None:  # a single token has no coherence to lose: it was a slot
@@ -113,7 +125,8 @@ class Step:
         """Hidden states of the columns from the second result on."""
         with torch.inference_mode():
             if self.cached is None:
-                return self.model.body(canvas.seen_ids, canvas.attention_mask), 0
+                # a broken row (-1) is for the loop to see, not for the table
+                return self.body(canvas.seen_ids.clamp_min(0), canvas.attention_mask), 0
             return self.cached(canvas, candidates)
 
     def _head(
@@ -230,13 +243,11 @@ class Step:
         assert self.decoder is not None and conditioning is not None
         n, c, b = candidates.position.shape
         m = block.shape[1]
-        # On the host a look costs nothing, so blocks that were not chosen are left out; elsewhere
-        # the shape stays fixed and what they would write is dropped by commit.
-        on_host = block.device.type == "cpu"
-        chosen = (length.flatten() > 0) if on_host else torch.ones_like(length.flatten()) > 0
-        if on_host and not bool(chosen.any()):
+        chosen = (length.flatten() > 0) if self.looks else torch.ones_like(length.flatten()) > 0
+        if self.looks and not bool(chosen.any()):
             return
-        picked = chosen.nonzero().flatten() if on_host else torch.arange(n * m, device=block.device)
+        every = torch.arange(n * m, device=block.device)
+        picked = every[chosen] if self.looks else every
         row = picked // m
         cell = row * c + block.flatten()[picked].clamp_min(0)
         length = length.flatten()[picked]
@@ -257,23 +268,14 @@ class Step:
         ).view(ids.shape[0], b, -1)
         counters = _counters(canvas, position, index, row)
 
-        picked_bans = [(ids, where[row]) for ids, where in bans]
-        log_prob = []
-
-        def draw(j: int, rows: Tensor) -> Tensor:
-            rows = _without(rows, position[:, j : j + 1], picked_bans)
-            drawn, _ = sample_tokens(
-                rows, seeds[row], counters[:, j], **self.sampling, **self.written_vocabulary
-            )
-            if self.judge is not None:
-                own = rows.gather(1, drawn.clamp_min(0)[:, None]).squeeze(1)
-                log_prob.append(own - vocab_stats(rows, **self.written_vocabulary).lse)
-            return drawn
-
+        banned = [where[row].gather(1, position) for _, where in bans]
         last = torch.where(write, torch.arange(1, b + 1, device=write.device), 0).amax(-1)
-        steps = int(last.max()) if on_host else b
+        steps = int(last.max()) if self.looks else b
         context = None if around is None else around.flatten(0, 1)[picked]
-        written = self.decoder.decode(soft, ids, ~masked, draw, steps=steps, context=context)
+        written, log_prob = self.write(
+            soft, ids, ~masked, seeds[row], counters, context, *banned,
+            steps=steps, banned_ids=tuple(ids for ids, _ in bans),
+        )  # fmt: skip
 
         def in_place(values: Tensor) -> Tensor:
             """Back to one line per row, m blocks side by side."""
@@ -281,13 +283,45 @@ class Step:
             return lines.view(n, m * b)
 
         if self.judge is not None:
-            likelihood = torch.stack(log_prob, dim=1).float()
-            likelihood = torch.nn.functional.pad(likelihood, (0, b - steps))
-            likelihood = torch.where(write, likelihood, 0.0)
+            likelihood = torch.where(write, log_prob, 0.0)
             drafts = Drafts(in_place(likelihood).view(n, m, b), in_place(write).view(n, m, b))
             kept = self.judge(drafts, self.config).flatten()[picked]
             write = write & (write.cumsum(-1) <= kept[:, None])
         canvas.commit(in_place(position), in_place(written), in_place(write), index)
+
+    def _write(
+        self,
+        soft: Tensor,
+        ids: Tensor,
+        known: Tensor,
+        seeds: Tensor,
+        counters: Tensor,
+        context: Tensor | None,
+        *banned: Tensor,
+        steps: int,
+        banned_ids: tuple[tuple[int, ...], ...],
+    ) -> tuple[Tensor, Tensor]:
+        """The AR model's tokens ``[M, B]`` of M blocks, and their log-probabilities for a judge.
+
+        ``seeds`` ``[M]``; ``counters`` ``[M, B, 2]``; ``banned`` are ``[M, B]``, where none of the
+        ids at the same place of ``banned_ids`` may stand; for the rest see `BlockDecoder.decode`.
+        """
+        assert self.decoder is not None
+        log_prob = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
+
+        def draw(j: int, rows: Tensor) -> Tensor:
+            for unwanted, where in zip(banned_ids, banned, strict=True):
+                rows = _banned(rows, unwanted, where[:, j])
+            drawn, _ = sample_tokens(
+                rows, seeds, counters[:, j], **self.sampling, **self.written_vocabulary
+            )
+            if self.judge is not None:
+                own = rows.gather(1, drawn.clamp_min(0)[:, None]).squeeze(1)
+                log_prob[:, j] = own - vocab_stats(rows, **self.written_vocabulary).lse
+            return drawn
+
+        tokens = self.decoder.decode(soft, ids, known, draw, steps=steps, context=context)
+        return tokens, log_prob
 
 
 def _certain(view: Statistics, block: Tensor, length: Tensor) -> Tensor:
@@ -322,10 +356,15 @@ def _counters(canvas: Canvas, position: Tensor, step: int, row: Tensor | None = 
 def _without(logits: Tensor, position: Tensor, bans: list[Ban]) -> Tensor:
     """``logits`` ``[N * S, V]`` of positions ``[N, S]``, what is banned there at -inf."""
     for ids, where in bans:
-        here = where.gather(1, position).flatten()[:, None]
-        columns = torch.tensor([i for i in ids if i < logits.shape[1]], device=logits.device)
-        logits = logits.index_copy(1, columns, logits[:, columns].masked_fill(here, -torch.inf))
+        logits = _banned(logits, ids, where.gather(1, position).flatten())
     return logits
+
+
+def _banned(logits: Tensor, ids: tuple[int, ...], where: Tensor) -> Tensor:
+    """``logits`` ``[R, V]``, the columns ``ids`` at -inf in the rows ``where`` (``[R]`` bool)."""
+    columns = constant(tuple(i for i in ids if i < logits.shape[1]), logits.device)
+    here = logits[:, columns].masked_fill(where[:, None], -torch.inf)
+    return logits.index_copy(1, columns, here)
 
 
 def _own_vocabulary(model: DiffusionLM) -> VocabularyBridge:

@@ -93,9 +93,12 @@ class BidirectionalLM(PreTrainedModel, GenerationMixin):
         elif window is not None and position_ids is None:
             position_ids = torch.arange(length or 0, device=input_ids.device)[None]
         embeds = self.model.embed_tokens(input_ids)
+        own_mask = self.config._attn_implementation in ("sdpa", "eager")
         if window is not None and position_ids is not None:
             position_ids = position_ids[:, window]
-            mask = self._window_mask(embeds, attention_mask, length or 0)
+            mask = self._key_mask(embeds, attention_mask, length or 0)
+        elif attention_mask is not None and own_mask:  # transformers' asks the device about it
+            mask = self._key_mask(embeds, attention_mask, embeds.shape[1])
         else:
             mask = create_bidirectional_mask(
                 config=self.config,
@@ -113,8 +116,8 @@ class BidirectionalLM(PreTrainedModel, GenerationMixin):
             **arguments,
         ).last_hidden_state
 
-    def _window_mask(self, embeds: Tensor, attention_mask: Tensor | None, length: int) -> Tensor:
-        """``[N, 1, window, length]``: which keys the window's queries may see."""
+    def _key_mask(self, embeds: Tensor, attention_mask: Tensor | None, length: int) -> Tensor:
+        """``[N, 1, queries, length]``: which keys the queries may see, the same for all."""
         rows, width = embeds.shape[:2]
         if attention_mask is None:
             keep = torch.ones(rows, length, dtype=torch.bool, device=embeds.device)

@@ -19,5 +19,5 @@ def threshold(stats: Statistics, config: GenerationConfig) -> Choice:
     flat = stats.confidence.flatten(1)
     slots = highest(stats.confidence, stats.masked, flat.shape[1])
     sure = flat.gather(1, slots.clamp_min(0)) > config.confidence_threshold
-    sure[:, 0] = True
+    sure[:, :1].fill_(True)
     return slots_only(slots.masked_fill(~sure, -1))

@@ -106,7 +106,7 @@ def test_rows_without_a_distribution_stop_the_generation(dlm, ar, options, fill)
     def processor(ids, logits):
         return logits.masked_fill(ids[:, :1] == 4, fill)  # all rows of the second prompt
 
-    with pytest.raises(FloatingPointError, match=r"step 0: no token .* row 1, canvas position"):
+    with pytest.raises(FloatingPointError, match=r"by step 0 no token .* row 1, canvas position"):
         generate(
             dlm, TWO, ar_model=ar, logits_processor=processor, max_new_tokens=8, seed=0, **options
         )

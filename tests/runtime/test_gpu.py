@@ -21,7 +21,8 @@ from codila.generation import generate
     ],
     ids=lambda o: "-".join(map(str, o.values())),
 )
-def test_a_gpu_writes_the_tokens_of_the_cpu(options):
+@pytest.mark.parametrize("graphs", [False, True], ids=["plain", "graphs"])
+def test_a_gpu_writes_the_tokens_of_the_cpu(options, graphs):
     dlm = make_dlm(2, sharpness=3.0)
     ar = make_ar(dlm, 2)
     prompts = torch.tensor([[EOS, EOS, 3], [1, 2, 3]])
@@ -35,6 +36,7 @@ def test_a_gpu_writes_the_tokens_of_the_cpu(options):
                 prompts.to(device),
                 ar_model=ar.to(device),
                 attention_mask=mask.to(device),
+                cuda_graphs=graphs and device == "cuda",
                 **options,
             )
         )
