@@ -44,7 +44,7 @@ def _size(width: int, layers: int) -> dict[str, Any]:
             "intermediate_size": 2 * width,
             "num_hidden_layers": layers,
             "num_attention_heads": width // 32,
-            "num_key_value_heads": max(1, width // 64),
+            "num_key_value_heads": width // 96,
         }
     }
 

@@ -42,7 +42,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=s
 
 
 def make_model(dtype: torch.dtype = torch.float32, seed: int = 0):
-    """Weights so large that a token is seldom a close call, yet hangs on the soft embeddings."""
+    """Weights so large that a token is seldom a close call, and hangs on the soft embeddings."""
     torch.manual_seed(seed)
     text = DiffusionGemmaTextConfig(
         vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=2,
@@ -63,7 +63,7 @@ def make_model(dtype: torch.dtype = torch.float32, seed: int = 0):
     with torch.no_grad():
         model.model.decoder.embed_tokens.weight.normal_(0, 2)
         for name in ("gate_proj", "up_proj", "down_proj"):
-            getattr(model.model.decoder.self_conditioning, name).weight.mul_(2)
+            getattr(model.model.decoder.self_conditioning, name).weight.mul_(8)
     return model.to(dtype).eval()
 
 
@@ -129,21 +129,20 @@ def is_unfused(model) -> bool:
 
 
 @pytest.mark.parametrize(
-    "dtype, temperatures, padded, seed",
+    "dtype, temperatures, padded",
     [
-        (torch.float32, (1e-4, 2e-4), False, 4),
-        (torch.float32, (0.3, 1.0), True, 5),
-        (torch.bfloat16, (1e-4, 2e-4), False, 5),
-        (torch.bfloat16, (0.05, 0.3), True, 3),
+        (torch.float32, (1e-4, 2e-4), False),
+        (torch.float32, (0.3, 1.0), True),
+        (torch.bfloat16, (1e-4, 2e-4), False),
+        (torch.bfloat16, (0.005, 0.01), True),
     ],
     ids=["greedy", "sampled, padded", "greedy, bfloat16", "sampled, padded, bfloat16"],
 )
-def test_same_tokens(dtype, temperatures, padded, seed):
+def test_same_tokens(dtype, temperatures, padded):
     """Two canvases of four denoising steps; the first of each has no logits to condition on.
 
-    The seeds are ones under which some token hangs on the soft embeddings (in the
-    padded float32 case: not in transformers 5.17). In bfloat16 the tokens
-    agree where none is a close call, as in this model.
+    Silencing the soft embeddings changes the tokens of each of twelve seeds. In bfloat16 tokens
+    agree where none is a close call, hence the low temperature there.
     """
     model = shared_model(dtype)
     config = DiffusionGemmaGenerationConfig(
@@ -158,7 +157,7 @@ def test_same_tokens(dtype, temperatures, padded, seed):
         masks["attention_mask"] = (prompt != 0).long()
 
     def generate() -> Tensor:
-        torch.manual_seed(seed)
+        torch.manual_seed(5)
         return model.generate(prompt, generation_config=config, **masks).sequences
 
     plain = generate()
@@ -167,8 +166,6 @@ def test_same_tokens(dtype, temperatures, padded, seed):
     assert torch.equal(fused, plain)
     assert plain[:, 7:].unique().numel() > CANVAS
 
-    if padded:
-        return  # in transformers 5.17 no token of this seed hangs on them
     silenced = model.model.decoder.self_conditioning.register_forward_pre_hook(
         lambda module, inputs: (inputs[0], torch.zeros_like(inputs[1]))
     )
