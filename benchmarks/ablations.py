@@ -236,6 +236,7 @@ def _report(study: Study, points: list[Point], plot_file: Path | None) -> None:
     fed = tuple(k for k in ("top-5", "top-3", "top-1") if k in trained[0])
     values = ("nll", "dlm", "perplexity", *fed)
     columns = {"variant": "", "block_size": ""} | dict.fromkeys(values, ".3f") | {"seeds": ""}
+    columns["perplexity"] = ".4g"
     print_table(study.question, means(trained, ("variant", "block_size"), values), columns)
     if decoded:
         identity = ("variant", "block_size", "schedule")

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from codila.bridge import VocabularyBridge
 from codila.models.ar import put_in_dlm_order
-from codila.models.checkpoint import CheckpointError, load_weights
+from codila.models.checkpoint import CheckpointError, gguf_options, load_weights
 from codila.models.loading import load_dlm, load_tokenizer
 from codila.training.ar_recipe import ARRecipe
 
@@ -64,8 +64,8 @@ def starting_point(recipe: ARRecipe, device: torch.device) -> StartingPoint:
 def _first_model(recipe: ARRecipe, name: str, dlm: Any) -> Any:
     if recipe.init is not None:
         own = Path(recipe.init) / name
-        folder = own if own.is_dir() else recipe.init
-        return load_weights(AutoModelForCausalLM, folder, torch.float32).train()
+        place, options = gguf_options(own if own.is_dir() else recipe.init)
+        return load_weights(AutoModelForCausalLM, place, torch.float32, **options).train()
     assert recipe.model is not None
     torch.manual_seed(recipe.seed)
     eos = dlm.eos_token_id

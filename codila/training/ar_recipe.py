@@ -14,6 +14,8 @@ VARIED = (
 )  # fmt: skip
 """What may differ between models that are trained side by side."""
 
+HEADS = ("attention", "key_value")
+
 
 @dataclasses.dataclass(frozen=True)
 class ARRecipe:
@@ -25,8 +27,8 @@ class ARRecipe:
 
     The models:
         dlm: folder or hub id of the frozen DLM; ``dlm_dtype`` its dtype.
-        init: folder or hub id of the causal LM to start from. Where it holds a folder of the
-            variant's name (the output of an earlier run), that one.
+        init: folder, hub id or GGUF file of the causal LM to start from. Where it holds
+            a folder of the variant's name (the output of an earlier run), that one.
         model: :class:`Qwen3Config` keys of a model from scratch, in place of ``init``;
             ``embeddings_from_dlm`` then copies the DLM's table where the widths agree.
         tokenizer: of the AR model; default that of ``init``, else the DLM's.
@@ -173,6 +175,11 @@ class ARRecipe:
                 raise ValueError(f"block_sizes={own.block_sizes}: expected sizes from 1 on")
             if min(own.window) < 0 or len(own.window) != 2:
                 raise ValueError(f"window={own.window}: expected [left, right] from 0 on")
+            heads = [(own.model or {}).get(f"num_{kind}_heads", 1) for kind in HEADS]
+            if heads[0] % heads[1]:
+                raise ValueError(
+                    f"model={own.model}: {heads[0]} heads cannot share {heads[1]} KV heads"
+                )
             wrong = [b for b in own.block_sizes if self.mask_unit and self.mask_unit % b]
             if wrong:
                 raise ValueError(f"mask_unit={self.mask_unit} is no multiple of blocks of {wrong}")

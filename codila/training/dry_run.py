@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Qwen3Config
 
+from codila.models.checkpoint import gguf_options
 from codila.models.loading import FAMILIES
 from codila.training import estimate
 from codila.training.ar import ARTraining
@@ -74,7 +75,8 @@ def _skeleton(recipe: ARRecipe) -> Any:
     if recipe.model is not None:
         config: Any = Qwen3Config(**recipe.model)
     else:
-        config = AutoConfig.from_pretrained(str(recipe.init), trust_remote_code=False)
+        place, options = gguf_options(str(recipe.init))
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
     model: Any = AutoModelForCausalLM.from_config(config)
     if recipe.freeze_embeddings:
         model.get_input_embeddings().requires_grad_(False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,59 @@ def test_trained_checkpoints_generate(codila_command, tiny_recipes, tmp_path):
     result = codila_command("generate", "def f(n):\n", *words)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["config"]["conditioning"] == "soft"
+
+
+@pytest.fixture
+def train_ar(codila_command, folders, tiny_recipes, tmp_path):
+    """``train_ar(*options)``: `codila train ar` on the pair's DLM, in ``tmp_path / "ar"``."""
+    words = ("--config", tiny_recipes["ar"], "--set", f"dlm={folders[0]}", "--steps", "1")
+
+    def run(*options):
+        return codila_command("train", "ar", *words, "--output", str(tmp_path / "ar"), *options)
+
+    return run
+
+
+def test_a_dry_run_shows_examples_and_the_first_loss_and_writes_nothing(train_ar, tmp_path):
+    result = train_ar("--dry-run")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("--- example") == 3
+    assert "⟦" in result.stdout
+    assert "first loss " in result.stdout
+    assert not (tmp_path / "ar").exists()
+
+
+def test_an_estimate_reads_no_weights(train_ar, folders, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(folders[0] / "config.json", bare)
+    result = train_ar("--estimate", "--set", f"dlm={bare}")
+    assert result.exit_code == 0, result.output
+    assert "DLM weights" in result.stdout
+    assert "work per step" in result.stdout
+    assert not (tmp_path / "ar").exists()
+
+
+@pytest.mark.parametrize(
+    ("variants", "uploaded"),
+    [
+        ({"ar": {}}, {"ar": "me/codila"}),
+        ({"a": {}, "b": {}}, {"a": "me/codila-a", "b": "me/codila-b"}),
+    ],
+)
+def test_trained_models_are_uploaded_under_their_names(train_ar, monkeypatch, variants, uploaded):
+    seen = {}
+
+    def upload(folder, repo):
+        assert (folder / "model.safetensors").is_file() and (folder / "codila.json").is_file()
+        seen[folder.name] = repo
+        return f"https://hub/{repo}"
+
+    monkeypatch.setattr("codila.models.ar.upload_ar", upload)
+    result = train_ar("--set", f"variants={json.dumps(variants)}", "--push-to-hub", "me/codila")
+    assert result.exit_code == 0, result.output
+    assert seen == uploaded
+    assert all(f"uploaded: https://hub/{repo}" in result.stdout for repo in uploaded.values())
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,10 @@ BASE = {"dlm": "d", "steps": 1, "init": "m", "data": ("a.jsonl",)}
         ({"variants": {"a": {"lr": 1}}}, r"variants\['a'\] has \['lr'\]"),
         ({"variants": {"a": {"conditioning": "hard"}}}, "conditioning='hard'"),
         ({"block_sizes": (0,)}, "expected sizes from 1 on"),
+        (
+            {"init": None, "model": {"num_attention_heads": 9, "num_key_value_heads": 4}},
+            "9 heads cannot share 4 KV heads",
+        ),
         ({"window": (-1, 0)}, r"expected \[left, right\] from 0 on"),
         ({"mask_unit": 6, "block_sizes": (2, 4)}, r"no multiple of blocks of \[4\]"),
         ({"variants": {"a": {}, "b": {"block_sizes": (2,)}}}, "need a common mask_unit="),
